@@ -1,0 +1,1 @@
+"""Everything an agent does: environments, prompts, memory, the rollout loop and the episode reward."""

@@ -1,0 +1,1 @@
+"""One sub-package per environment: its engine, its vectorised form and its action parser."""
