@@ -1,0 +1,389 @@
+"""PPO-family training of an agent: the driver's loop.
+
+``RayPPOTrainer.fit`` is one training step on one screen: roll out, returns, reward, log-probabilities, advantages,
+update, log. What a phase does lies in the module its name says: rows over ranks in ``batching``, estimators in
+``advantage``, validation in ``validation``, files in ``trainer_checkpoint``.
+"""
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from agent_system.multi_turn_rollout import TrajectoryCollector
+from gigpo.core_gigpo import compute_step_discounted_returns
+from verl.protocol import DataProto
+from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.ppo import dumps
+from verl.trainer.ppo.advantage import (
+    AdvantageEstimator,
+    apply_invalid_action_penalty,
+    apply_kl_penalty,
+    compute_advantage,
+    compute_response_mask,
+)
+from verl.trainer.ppo.batching import arrange_rows, balance_metrics, row_lengths, without_filler
+from verl.trainer.ppo.core_algos import get_kl_controller
+from verl.trainer.ppo.metric_utils import (
+    compute_data_metrics,
+    compute_throughout_metrics,
+    compute_timing_metrics,
+)
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups, uses_reference
+from verl.trainer.ppo.reward import RewardFunction, compute_reward
+from verl.trainer.ppo.rollout_check import rollout_gap_metrics
+from verl.trainer.ppo.termination import TerminationGuard
+from verl.trainer.ppo.timing import StepTimer
+from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
+from verl.trainer.ppo.validation import success_by_task, validation_metrics
+from verl.utils.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+__all__ = [
+    "AdvantageEstimator",
+    "RayPPOTrainer",
+    "ResourcePoolManager",
+    "Role",
+    "apply_invalid_action_penalty",
+    "apply_kl_penalty",
+    "compute_advantage",
+    "compute_response_mask",
+]
+
+
+class RayPPOTrainer:
+    """Owns the worker groups, the environments and the loop.
+
+    Args:
+        config: the validated configuration.
+        tokenizer: of the policy.
+        role_worker_mapping: worker class of each role.
+        resource_pool_manager: the ranks.
+        train_dataset, val_dataset, collate_fn, train_sampler: the shells that say how many tasks a batch has.
+        reward_fn, val_reward_fn: rows to token-level scores, in training and in validation.
+        traj_collector: turns a batch shell into rows by letting the policy act.
+        make_envs: builds ``(envs, val_envs)``; called while the ranks load their models.
+    """
+
+    def __init__(
+        self,
+        config: PPOTrainerConfig,
+        tokenizer: Any,
+        role_worker_mapping: dict[Role, Any],
+        resource_pool_manager: ResourcePoolManager,
+        train_dataset: Any,
+        val_dataset: Any,
+        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        train_sampler: Any,
+        reward_fn: RewardFunction,
+        val_reward_fn: RewardFunction,
+        traj_collector: TrajectoryCollector,
+        make_envs: Callable[[], tuple[Any, Any]],
+        processor: Any = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.role_worker_mapping = role_worker_mapping
+        self.resource_pool_manager = resource_pool_manager
+        self.reward_fn = reward_fn
+        self.val_reward_fn = val_reward_fn
+        self.traj_collector = traj_collector
+        self._make_envs = make_envs
+        self.use_critic = config.algorithm.adv_estimator == AdvantageEstimator.GAE.value
+        self.use_reference_policy = uses_reference(config)
+        self.kl_ctrl_in_reward = (
+            get_kl_controller(config.algorithm.kl_ctrl) if config.algorithm.use_kl_in_reward else None
+        )
+        self.world_size = resource_pool_manager.get_n_gpus()
+        self.global_steps = 0
+        self.checkpoint_root = Path(config.trainer.default_local_dir).absolute()
+        self._create_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
+
+    # ------------------------------------------------------------------ set-up
+
+    def _create_dataloaders(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, sampler: Any) -> None:
+        data = self.config.data
+        self.train_dataloader = StatefulDataLoader(
+            train_dataset,
+            batch_size=data.gen_batch_size or data.train_batch_size,
+            num_workers=data.dataloader_num_workers,
+            drop_last=True,
+            collate_fn=collate_fn,
+            sampler=sampler,
+        )
+        self.val_dataloader = StatefulDataLoader(
+            val_dataset, batch_size=data.val_batch_size, num_workers=0, drop_last=False, collate_fn=collate_fn
+        )
+        if len(self.train_dataloader) == 0:
+            raise ValueError(
+                f"data.train_files hold {len(train_dataset)} rows, fewer than data.train_batch_size="
+                f"{data.train_batch_size}: no batch can be made; write more with "
+                f"python -m examples.data_preprocess.prepare --train_data_size {data.train_batch_size}"
+            )
+        steps = self.config.trainer.total_training_steps
+        self.total_training_steps = steps or len(self.train_dataloader) * self.config.trainer.total_epochs
+
+    def init_workers(self) -> None:
+        """Start the ranks, load the models and, at the same time, build the environments."""
+        begin = time.perf_counter()
+        groups = create_worker_groups(
+            self.config, self.role_worker_mapping, self.resource_pool_manager, self.use_critic
+        )
+        self.worker_group, self.actor_rollout_wg, self.critic_wg = groups.root, groups.actor_rollout, groups.critic
+        ranks = list(range(self.world_size))
+        loading: list[ray.ObjectRef] = []
+        if self.critic_wg is not None:
+            loading += self.critic_wg.execute_ranks_async(ranks, "init_model", self.total_training_steps)
+        # last, so that the engine sees what memory the others leave
+        loading += self.actor_rollout_wg.execute_ranks_async(ranks, "init_model", self.total_training_steps)
+        self.envs, self.val_envs = self._make_envs()
+        self._wait(loading, "load the models and start the rollout engine")
+        logger.info("ranks and environments are ready after %.1f s", time.perf_counter() - begin)
+
+    def _wait(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
+        limit = self.config.trainer.start_timeout
+        ready, missing = ray.wait(refs, num_returns=len(refs), timeout=limit)
+        results = ray.get(ready)
+        if missing:
+            raise TimeoutError(
+                f"{len(missing)} of {len(refs)} ranks did not {what} within trainer.start_timeout={limit} s"
+            )
+        return results
+
+    # ------------------------------------------------------------------ the loop
+
+    def fit(self) -> dict[str, float]:
+        """Train until ``total_training_steps``; returns the metrics of the last validation (empty without one)."""
+        self._load_checkpoint()
+        self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
+        last_val: dict[str, float] = {}
+        self._verify_weight_sync()
+        if self.config.trainer.val_before_train and self.val_envs is not None:
+            last_val = self._validate()
+            self.tracker.log(last_val, step=self.global_steps)
+            if self.config.trainer.val_only:
+                return last_val
+        with TerminationGuard() as guard:
+            for shell in self._batches():
+                self.global_steps += 1
+                state_before = self._trainer_state(self.global_steps - 1)
+                is_last = self.global_steps >= self.total_training_steps
+                timer, metrics = StepTimer(), {}
+                with guard.interruptible():
+                    with timer.phase("gen"):
+                        rows = self._roll_out(shell, metrics)
+                    rows = self._score(rows, timer, metrics)
+                    rows = self._arrange(rows, metrics)
+                    rows = self._add_log_probs(rows, timer, metrics)
+                    rows = self._add_advantages(rows, timer, metrics)
+                if guard.requested:
+                    self.global_steps -= 1
+                    self._save_checkpoint(state_before)
+                    break
+                self._update(rows, timer, metrics)
+                rows = without_filler(rows)
+                with timer.phase("dump_rollout_generations"):
+                    dumps.write_rollout(self.config.trainer.rollout_data_dir, rows, self.tokenizer, self.global_steps)
+                if self._due(self.config.trainer.test_freq, is_last) and not guard.requested:
+                    with timer.phase("testing"):
+                        last_val = self._validate()
+                    metrics.update(last_val)
+                if self._due(self.config.trainer.save_freq, is_last) or guard.requested:
+                    with timer.phase("save_checkpoint"):
+                        self._save_checkpoint(self._trainer_state(self.global_steps))
+                self._log_step(rows, timer, metrics)
+                if is_last or guard.requested:
+                    break
+        self.tracker.finish()
+        guard.raise_if_requested(self.global_steps, self.checkpoint_root)
+        return last_val
+
+    def _batches(self) -> Iterator[DataProto]:
+        """Batch shells until the last step, epoch after epoch (a resumed loader goes on where it stood)."""
+        while self.global_steps < self.total_training_steps:
+            for batch in self.train_dataloader:
+                yield DataProto.from_single_dict(batch)
+                if self.global_steps >= self.total_training_steps:
+                    return
+
+    def _due(self, frequency: int, is_last: bool) -> bool:
+        return frequency > 0 and (is_last or self.global_steps % frequency == 0)
+
+    # ------------------------------------------------------------------ the phases of a step
+
+    def _roll_out(self, shell: DataProto, metrics: dict[str, float]) -> DataProto:
+        shell.meta_info.update(global_steps=self.global_steps, validate=False, do_sample=True)
+        rows = self.traj_collector.multi_turn_loop(shell, self.actor_rollout_wg, self.envs, is_train=True)
+        metrics.update(rows.meta_info.pop("rollout_metrics", {}))
+        if self.config.algorithm.adv_estimator in (AdvantageEstimator.GiGPO.value, AdvantageEstimator.HGPO.value):
+            rows.batch["step_rewards"] = compute_step_discounted_returns(rows, self.config.algorithm.gamma)
+        return rows
+
+    def _score(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> DataProto:
+        with timer.phase("reward"):
+            scores, extra = compute_reward(rows, self.reward_fn)
+            rows.batch["token_level_scores"] = scores
+            rows.non_tensor_batch.update({key: np.array(value) for key, value in extra.items()})
+            actor = self.config.actor_rollout_ref.actor
+            if actor.use_invalid_action_penalty:
+                rows, penalty_metrics = apply_invalid_action_penalty(
+                    rows, actor.invalid_action_penalty_coef, self.config.env.webshop.penalise_inadmissible
+                )
+                metrics.update(penalty_metrics)
+        return rows
+
+    def _arrange(self, rows: DataProto, metrics: dict[str, float]) -> DataProto:
+        natural = row_lengths(rows)
+        rows.meta_info["global_token_num"] = natural.tolist()
+        rows = arrange_rows(
+            rows,
+            mini_batch_size=self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+            world_size=self.world_size,
+            pad_token_id=self.tokenizer.pad_token_id,
+            seed=hash((self.config.data.seed, self.global_steps)) & 0x7FFFFFFF,
+            balance=self.config.trainer.balance_batch,
+        )
+        metrics.update(balance_metrics(natural, rows, self.world_size))
+        return rows
+
+    def _add_log_probs(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> DataProto:
+        inputs = rows.select(
+            batch_keys=["responses", "response_mask", "prompt_length", "mini_batch"],
+            non_tensor_batch_keys=["prompt_ids"],
+        )
+        with timer.phase("old_log_prob"):
+            output = self.actor_rollout_wg.compute_log_prob(inputs)
+            mask = rows.batch["response_mask"]
+            entropys = output.batch.pop("entropys")
+            metrics["actor/entropy_loss"] = float((entropys * mask).sum() / mask.sum())
+            rows.batch["old_log_probs"] = output.batch["old_log_probs"]
+            metrics.update(rollout_gap_metrics(rows))
+        if self.use_reference_policy:
+            with timer.phase("ref"):
+                output = self.actor_rollout_wg.compute_ref_log_prob(inputs)
+                rows.batch["ref_log_prob"] = output.batch["ref_log_prob"]
+        if self.critic_wg is not None:
+            with timer.phase("values"):
+                rows.batch["values"] = self.critic_wg.compute_values(inputs).batch["values"]
+        return rows
+
+    def _add_advantages(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> DataProto:
+        with timer.phase("adv"):
+            if self.kl_ctrl_in_reward is not None:
+                rows, kl_metrics = apply_kl_penalty(rows, self.kl_ctrl_in_reward, self.config.algorithm.kl_penalty)
+                metrics.update(kl_metrics)
+            else:
+                rows.batch["token_level_rewards"] = rows.batch["token_level_scores"].clone()
+            rows = compute_advantage(rows, self.config.algorithm)
+            metrics.update(rows.meta_info.pop("advantage_metrics", {}))
+        return rows
+
+    def _update(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> None:
+        keys = ["responses", "response_mask", "prompt_length", "mini_batch", "old_log_probs", "advantages"]
+        optional = ["ref_log_prob", "rollout_log_probs", "returns", "values"]
+        inputs = rows.select(
+            batch_keys=keys + [key for key in optional if key in rows.batch.keys()],
+            non_tensor_batch_keys=["prompt_ids"],
+            meta_info_keys=["global_token_num"],
+        )
+        if self.critic_wg is not None:
+            with timer.phase("update_critic"):
+                metrics.update(self.critic_wg.update_critic(inputs).meta_info["metrics"])
+        if self.config.trainer.critic_warmup <= self.global_steps:
+            with timer.phase("update_actor"):
+                metrics.update(self.actor_rollout_wg.update_actor(inputs).meta_info["metrics"])
+
+    def _log_step(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> None:
+        seconds = timer.finish()
+        metrics["training/global_step"] = self.global_steps
+        metrics["training/epoch"] = (self.global_steps - 1) // len(self.train_dataloader)
+        metrics.update(compute_data_metrics(batch=rows, use_critic=self.use_critic))
+        metrics.update(compute_timing_metrics(batch=rows, timing_raw=seconds))
+        metrics.update(compute_throughout_metrics(batch=rows, timing_raw=seconds, n_gpus=self.world_size))
+        self.tracker.log(metrics, step=self.global_steps)
+
+    # ------------------------------------------------------------------ validation
+
+    def _validate(self) -> dict[str, float]:
+        """Play every validation task once; ``val/*`` metrics, and the per-task results beside the run."""
+        parts: list[DataProto] = []
+        for index, batch in enumerate(self.val_dataloader):
+            shell = DataProto.from_single_dict(batch)
+            shell = shell.repeat(self.config.actor_rollout_ref.rollout.val_kwargs.n, interleave=True)
+            shell.meta_info.update(
+                global_steps=self.global_steps,
+                validate=True,
+                do_sample=self.config.actor_rollout_ref.rollout.val_kwargs.do_sample,
+                batch_index=index,
+            )
+            rows = self.traj_collector.multi_turn_loop(shell, self.actor_rollout_wg, self.val_envs, is_train=False)
+            rows.meta_info.pop("rollout_metrics", None)
+            parts.append(rows)
+        rows = dumps.concat_rows(parts)
+        metrics = validation_metrics(rows)
+        dumps.write_validation(Path(self.config.trainer.run_dir), success_by_task(rows), metrics, self.global_steps)
+        samples = dumps.samples(rows, self.tokenizer, self.config.trainer.log_val_generations)
+        self.tracker.log_generations(samples, step=self.global_steps)
+        return metrics
+
+    def _verify_weight_sync(self) -> None:
+        """Stop before the first step if engine and trainer do not compute the same model."""
+        for report in self.actor_rollout_wg.probe()[:1]:
+            logger.info("engine against trainer log-probabilities: %s", report)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _trainer_state(self, step: int) -> TrainerState:
+        tracker = getattr(self, "tracker", None)
+        return TrainerState(
+            global_step=step,
+            dataloader=self.train_dataloader.state_dict(),
+            environments={"train": self.envs.state_dict()} if hasattr(self.envs, "state_dict") else {},
+            kl_controller=self.kl_ctrl_in_reward.state_dict() if self.kl_ctrl_in_reward is not None else None,
+            tracker=tracker.state_dict() if tracker is not None else {},
+        )
+
+    def _save_checkpoint(self, state: TrainerState) -> None:
+        trainer = self.config.trainer
+        folder = CheckpointFolder(self.checkpoint_root, state.global_step)
+        self.actor_rollout_wg.save_checkpoint(folder.path("actor"), None, state.global_step, None)
+        if self.critic_wg is not None:
+            self.critic_wg.save_checkpoint(folder.path("critic"), None, state.global_step, None)
+        folder.save_state(state)
+        folder.commit(keep=trainer.max_actor_ckpt_to_keep)
+
+    def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        self._tracker_state: dict[str, Any] = {}
+        folder = find_checkpoint(trainer.resume_mode, trainer.resume_from_path, self.checkpoint_root)
+        if folder is None:
+            return
+        state = load_state(folder)
+        self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), None, trainer.del_local_ckpt_after_load)
+        if self.critic_wg is not None:
+            self.critic_wg.load_checkpoint(str(folder / "critic"), None, trainer.del_local_ckpt_after_load)
+        if state.dataloader is not None:
+            self.train_dataloader.load_state_dict(state.dataloader)
+        if "train" in state.environments:
+            self.envs.load_state_dict(state.environments["train"])
+        if self.kl_ctrl_in_reward is not None and state.kl_controller is not None:
+            self.kl_ctrl_in_reward.load_state_dict(state.kl_controller)
+        self._tracker_state = state.tracker
+        self.global_steps = state.global_step
+        logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)
+
+    def shutdown(self) -> None:
+        """End the environments and the ranks; safe to call at any point of the set-up."""
+        for envs in (getattr(self, "envs", None), getattr(self, "val_envs", None)):
+            if envs is not None:
+                envs.close()
+        if getattr(self, "worker_group", None) is not None:
+            self.worker_group.shutdown()

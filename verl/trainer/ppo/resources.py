@@ -1,0 +1,112 @@
+"""Which worker plays which role on which ranks."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.trainer.config.schema import PPOTrainerConfig
+
+
+class Role(Enum):
+    """What a group of workers is there for; the values are those of the reference."""
+
+    Actor = 0
+    Rollout = 1
+    ActorRollout = 2
+    Critic = 3
+    RefPolicy = 4
+    RewardModel = 5
+    ActorRolloutRef = 6
+
+
+@dataclass
+class ResourcePoolManager:
+    """Pools of ranks and the roles that live on them.
+
+    Attributes:
+        resource_pool_spec: pool name → ranks on each node, e.g. ``{"global_pool": [2]}``.
+        mapping: role → pool name.
+        use_gpu: whether a rank owns a GPU.
+    """
+
+    resource_pool_spec: dict[str, list[int]]
+    mapping: dict[Role, str]
+    use_gpu: bool = True
+    resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
+
+    def create_resource_pool(self) -> None:
+        """Make the pools; every role of a pool shares its processes, hence ``max_colocate_count=1``."""
+        for name, process_on_nodes in self.resource_pool_spec.items():
+            self.resource_pool_dict[name] = RayResourcePool(
+                process_on_nodes=process_on_nodes, use_gpu=self.use_gpu, max_colocate_count=1, name_prefix=name
+            )
+
+    def get_resource_pool(self, role: Role) -> RayResourcePool:
+        return self.resource_pool_dict[self.mapping[role]]
+
+    def get_n_gpus(self) -> int:
+        """Ranks over all pools (GPUs, or CPU ranks where there are none)."""
+        return sum(n for nodes in self.resource_pool_spec.values() for n in nodes)
+
+
+@dataclass(frozen=True)
+class WorkerGroups:
+    """The facades through which the driver talks to its ranks."""
+
+    actor_rollout: RayWorkerGroup
+    critic: RayWorkerGroup | None
+    root: RayWorkerGroup
+
+
+def worker_env_vars(config: PPOTrainerConfig) -> dict[str, str]:
+    """Environment of every rank: read before torch, vLLM or OpenMP are imported there."""
+    env = {
+        "TOKENIZERS_PARALLELISM": "true",
+        "NCCL_DEBUG": "WARN",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    if config.trainer.device == "cpu":
+        env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return env
+
+
+def create_worker_groups(
+    config: PPOTrainerConfig,
+    role_worker_mapping: dict[Role, Any],
+    pools: ResourcePoolManager,
+    use_critic: bool,
+) -> WorkerGroups:
+    """Start one process per rank that holds every role, and return a facade per role (models not yet loaded)."""
+    device = config.trainer.device
+    classes = {
+        "actor_rollout": RayClassWithInitArgs(
+            cls=role_worker_mapping[Role.ActorRollout],
+            config=config.actor_rollout_ref,
+            role="actor_rollout_ref" if uses_reference(config) else "actor_rollout",
+            device=device,
+        )
+    }
+    if use_critic:
+        classes["critic"] = RayClassWithInitArgs(
+            cls=role_worker_mapping[Role.Critic], config=config.critic, device=device
+        )
+    pools.create_resource_pool()
+    root = RayWorkerGroup(
+        resource_pool=pools.get_resource_pool(Role.ActorRollout),
+        ray_cls_with_init=create_colocated_worker_cls(class_dict=classes),
+        env_vars=worker_env_vars(config),
+        ray_wait_register_center_timeout=config.trainer.ray_wait_register_center_timeout,
+    )
+    spawned = root.spawn(prefix_set=classes.keys())
+    return WorkerGroups(actor_rollout=spawned["actor_rollout"], critic=spawned.get("critic"), root=root)
+
+
+def uses_reference(config: PPOTrainerConfig) -> bool:
+    """Whether the run needs log-probabilities of the reference policy."""
+    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss

@@ -1,0 +1,74 @@
+"""SIGTERM and Ctrl-C: save what is finished, then stop."""
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class TerminationRequested(SystemExit):
+    """The run was asked to stop; a checkpoint of the last finished step was written."""
+
+
+class _Interrupt(BaseException):
+    """Leaves the interruptible part of a step."""
+
+
+class TerminationGuard:
+    """Turns SIGTERM and SIGINT into an orderly stop.
+
+    Inside ``interruptible()`` the step is dropped at once, since nothing has been learnt from it yet; elsewhere (update,
+    saving, validation) the signal waits until that is done. A second signal ends the process the usual way.
+    """
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        self._may_interrupt = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> TerminationGuard:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = signal.Signals(number)
+        logger.warning("%s: saving a checkpoint and stopping (send it again to stop at once)", self.requested.name)
+        self._restore()
+        if self._may_interrupt:
+            raise _Interrupt
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The part of a step that may be dropped."""
+        if self.requested is not None:
+            return
+        self._may_interrupt = True
+        try:
+            yield
+        except _Interrupt:
+            logger.info("the running step is dropped")
+        finally:
+            self._may_interrupt = False
+
+    def raise_if_requested(self, step: int, root: Path) -> None:
+        """End the process with 128 + signal number, as the shell would."""
+        if self.requested is not None:
+            logger.warning("stopped after step %d; the same command resumes from %s", step, root)
+            raise TerminationRequested(128 + self.requested)

@@ -1,0 +1,143 @@
+"""Where the checkpoints of a run lie and what the driver itself has to remember.
+
+Layout (``root`` is ``trainer.default_local_dir``)::
+
+    root/latest_checkpointed_iteration.txt      the newest complete step
+    root/global_step_40/actor/…                 written by the actor's ranks
+    root/global_step_40/critic/…                when there is a critic
+    root/global_step_40/data.pt                 data loader
+    root/global_step_40/trainer_state.pt        environments, KL controller, tracker, config of the goal split
+
+A step's folder is written as ``global_step_40.tmp`` and renamed when everything lies in it; only then does the tracker
+file name it. A killed run therefore leaves at worst a ``.tmp`` folder, which the next save of that step replaces.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+_STEP_FOLDER = re.compile(r"global_step_(\d+)$")
+
+
+@dataclass
+class TrainerState:
+    """What the driver saves beside the ranks' own files."""
+
+    global_step: int
+    dataloader: dict[str, Any] | None = None
+    environments: dict[str, Any] = field(default_factory=dict)
+    kl_controller: dict[str, Any] | None = None
+    tracker: dict[str, Any] = field(default_factory=dict)
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name; ``ValueError`` if the name holds none."""
+    match = _STEP_FOLDER.search(folder.name)
+    if match is None:
+        raise ValueError(f"trainer.resume_from_path={folder} must end in global_step_<number>")
+    return int(match.group(1))
+
+
+def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
+    """The checkpoint folder to resume from, or None for a fresh start.
+
+    Args:
+        resume_mode: ``disable``, ``auto`` (what the tracker file names) or ``resume_path``.
+        resume_from_path: the folder, for ``resume_path``; relative to the working directory if not absolute.
+        root: ``trainer.default_local_dir``.
+
+    Raises:
+        ValueError: a folder that does not exist or is no checkpoint.
+    """
+    if resume_mode == "disable":
+        return None
+    if resume_mode == "resume_path":
+        if not resume_from_path:
+            raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<number>")
+        folder = Path(resume_from_path).absolute()
+        step_of(folder)
+        if not folder.is_dir():
+            raise ValueError(f"trainer.resume_from_path={folder} does not exist")
+        return folder
+    tracker = root / TRACKER_FILE
+    if not tracker.is_file():
+        return None
+    text = tracker.read_text().strip()
+    folder = root / f"global_step_{text}"
+    if not text.isdigit() or not folder.is_dir():
+        raise ValueError(
+            f"{tracker} names step {text!r}, but {folder} is no checkpoint; correct the file, or start afresh with "
+            "trainer.resume_mode=disable"
+        )
+    return folder
+
+
+class CheckpointFolder:
+    """One step's folder while it is being written; ``commit`` makes it the newest checkpoint."""
+
+    def __init__(self, root: Path, global_step: int) -> None:
+        self.root = root
+        self.global_step = global_step
+        self.final = root / f"global_step_{global_step}"
+        self.partial = root / f"global_step_{global_step}.tmp"
+        shutil.rmtree(self.partial, ignore_errors=True)
+        try:
+            self.partial.mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(f"cannot write checkpoints to trainer.default_local_dir={root}: {error}") from error
+
+    def path(self, role: str) -> str:
+        return str(self.partial / role)
+
+    def save_state(self, state: TrainerState) -> None:
+        torch.save(state.dataloader, self.partial / "data.pt")
+        rest = {key: value for key, value in vars(state).items() if key != "dataloader"}
+        torch.save(rest, self.partial / "trainer_state.pt")
+
+    def commit(self, keep: int | None) -> None:
+        """Rename the folder, point the tracker file at it, drop the oldest beyond ``keep`` (None: keep all)."""
+        if self.final.exists():
+            shutil.rmtree(self.final)
+        os.replace(self.partial, self.final)
+        write_atomically(self.root / TRACKER_FILE, str(self.global_step))
+        if keep is not None:
+            for folder in complete_checkpoints(self.root)[: -max(keep, 1)]:
+                shutil.rmtree(folder)
+        logger.info("checkpoint of step %d written to %s", self.global_step, self.final)
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """The checkpoint folders under ``root`` that were written whole, oldest first."""
+    return sorted((f for f in root.glob("global_step_*") if _STEP_FOLDER.search(f.name)), key=step_of)
+
+
+def load_state(folder: Path) -> TrainerState:
+    """What ``CheckpointFolder.save_state`` wrote; a missing ``data.pt`` restarts the loader, with a warning."""
+    state_file, data_file = folder / "trainer_state.pt", folder / "data.pt"
+    state = TrainerState(global_step=step_of(folder))
+    if state_file.is_file():
+        state = TrainerState(**torch.load(state_file, weights_only=False))
+    else:
+        logger.warning("%s is missing: tasks start again from the first", state_file)
+    if data_file.is_file():
+        state.dataloader = torch.load(data_file, weights_only=False)
+    else:
+        logger.warning("%s is missing: the data loader starts again from the first batch", data_file)
+    return state
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
