@@ -217,7 +217,7 @@ def _with_other_attribute(base: _Draft, rng: random.Random) -> _Draft:
 
 
 def _with_other_options(base: _Draft, rng: random.Random) -> _Draft:
-    """The twin that offers other values of one group (or lacks or has the group altogether)."""
+    """The twin that offers other values of one group, or fewer where the pool has no others."""
     options = dict(base.options)
     if options:
         group = rng.choice(list(options))
@@ -350,7 +350,7 @@ def _option_records(product: GeneratedProduct, group: str) -> list[dict[str, Any
         price = ""
         if moves_price:
             low, high = product.prices
-            price = f"${low + (high - low) * position / (len(values) - 1):.2f}"
+            price = f"${low + (high - low) * position / max(len(values) - 1, 1):.2f}"
         image = f"/art/{product.asin}/{value}.svg" if group == "color" else None
         records.append(
             {
