@@ -1,0 +1,1 @@
+"""Model code: packed rows, packed attention, chunked log-probabilities and model building."""

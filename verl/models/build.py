@@ -1,0 +1,158 @@
+"""From a model folder to a sharded, loaded model.
+
+Every rank builds the same skeleton with parameters on the meta device; rank 0 alone reads (or draws) real weights and
+scatters them parameter by parameter, so host memory holds one copy of the model per job, not one per rank.
+
+A folder with only ``config.json`` has no weights to read: then the weights are random, which is said once as a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import init_empty_weights
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+)
+
+from verl.models.attention import register_packed_attention
+from verl.models.heads import install_log_prob_head, install_value_head
+from verl.models.lora import LoraSettings, add_lora
+from verl.utils.fsdp_utils import ShardingOptions, count_parameters, materialize, scatter_weights, shard_model
+from verl.utils.model import update_model_config
+
+logger = logging.getLogger(__name__)
+
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What to build.
+
+    Attributes:
+        path: folder with ``config.json`` and, unless the weights are to be random, weight files.
+        kind: ``"causal_lm"`` or ``"value"`` (one number per position).
+        dtype: dtype of the stored parameters.
+        override_config: values set on the transformers config, nested like it.
+        random_init: draw the weights even if the folder has some.
+        seed: seed of random weights (also of a fresh value head).
+        gradient_checkpointing: recompute each decoder layer in the backward pass.
+        trust_remote_code: let transformers run code from the folder.
+        lora: adapter settings; None trains all weights.
+    """
+
+    path: str
+    kind: str = "causal_lm"
+    dtype: torch.dtype = torch.float32
+    override_config: Mapping[str, Any] = field(default_factory=dict)
+    random_init: bool = False
+    seed: int = 0
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+    lora: LoraSettings | None = None
+
+
+def has_weights(path: str) -> bool:
+    """Whether a local model folder holds weight files."""
+    return any(any(Path(path).glob(pattern)) for pattern in _WEIGHT_FILES)
+
+
+def load_config(spec: ModelSpec) -> PretrainedConfig:
+    """The transformers config of a spec, overrides applied, packed attention chosen."""
+    if not (Path(spec.path) / "config.json").is_file():
+        raise ValueError(f"no config.json in {spec.path!r}: model.path must be a local Hugging Face model folder")
+    config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
+    update_model_config(config, dict(spec.override_config))
+    config.use_cache = False
+    if spec.kind == "value":
+        config.num_labels = 1
+        config.classifier_dropout = 0.0
+    return config
+
+
+def _auto_class(spec: ModelSpec) -> type:
+    try:
+        return {"causal_lm": AutoModelForCausalLM, "value": AutoModelForTokenClassification}[spec.kind]
+    except KeyError:
+        raise AssertionError(f"unknown model kind {spec.kind!r}") from None
+
+
+def _build_skeleton(spec: ModelSpec, config: PretrainedConfig) -> nn.Module:
+    """The model with meta parameters and real buffers (rotary tables are computed, never loaded)."""
+    with init_empty_weights(include_buffers=False):
+        model = _auto_class(spec).from_config(
+            config,
+            dtype=spec.dtype,
+            attn_implementation=register_packed_attention(),
+            trust_remote_code=spec.trust_remote_code,
+        )
+    model.tie_weights()
+    return model
+
+
+def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.device) -> nn.Module:
+    """The full model with real weights (rank 0 only)."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(spec.seed)
+        if spec.random_init or not has_weights(spec.path):
+            logger.warning("random weights for %s: %s", spec.path, _why_random(spec))
+            with device:
+                model = _auto_class(spec).from_config(
+                    config, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code
+                )
+        else:
+            model = _auto_class(spec).from_pretrained(
+                spec.path, config=config, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code
+            )
+        if spec.lora is not None:
+            add_lora(model, spec.lora)
+    return model
+
+
+def _why_random(spec: ModelSpec) -> str:
+    return "asked for by the config" if spec.random_init else "the folder holds a config but no weight files"
+
+
+def build_model(spec: ModelSpec, mesh: DeviceMesh, options: ShardingOptions) -> nn.Module:
+    """Build, shard and load a model; returns it in training mode with its packed head installed. Collective.
+
+    Raises:
+        ValueError: the folder or its config cannot be used; the message names the key.
+    """
+    device = torch.device(mesh.device_type)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    config = load_config(spec)
+    model = _build_skeleton(spec, config)
+    if spec.lora is not None:
+        with init_empty_weights(include_buffers=False):
+            add_lora(model, spec.lora)
+    if spec.kind == "value":
+        install_value_head(model)
+    else:
+        install_log_prob_head(model)
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    shard_model(model, mesh, options)
+    materialize(model, torch.device("cpu") if options.cpu_offload else device)
+    source = None
+    if dist.get_rank() == 0:
+        source = dict(_build_source(spec, config, device).named_parameters())
+    scatter_weights(model, source, device)
+    model.train()
+    if dist.get_rank() == 0:
+        logger.info("%s: %.1f M parameters, %s", type(model).__name__, count_parameters(model) / 1e6, spec.path)
+    return model

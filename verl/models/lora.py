@@ -1,0 +1,89 @@
+"""LoRA through peft, injected in place: the model keeps its class and its parameter names.
+
+``model.layers.0.self_attn.q_proj.weight`` becomes ``….q_proj.base_layer.weight`` beside ``….q_proj.lora_A.default.weight``
+and ``….lora_B.default.weight``. The reference policy is the same model with the adapters off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+ADAPTER = "default"
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """``rank`` > 0; the update is scaled by ``alpha / rank``. ``target_modules`` as peft takes it."""
+
+    rank: int
+    alpha: float
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+    def peft_config(self):  # noqa: ANN201 - peft is imported only where it is used
+        """The equivalent ``peft.LoraConfig``."""
+        from peft import LoraConfig
+
+        targets = self.target_modules if isinstance(self.target_modules, str) else list(self.target_modules)
+        return LoraConfig(
+            task_type="CAUSAL_LM", r=self.rank, lora_alpha=self.alpha, target_modules=targets, bias="none"
+        )
+
+
+def add_lora(model: nn.Module, settings: LoraSettings) -> nn.Module:
+    """Inject trainable adapters and freeze the rest, in place."""
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(settings.peft_config(), model, adapter_name=ADAPTER)
+    for name, param in model.named_parameters():
+        param.requires_grad_("lora_" in name)
+        param.data = param.data.to(model.dtype) if not param.is_meta else param.data
+    return model
+
+
+@contextlib.contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model without its adapters, for reference log-probabilities."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    assert layers, "the model has no adapters"
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def save_adapter(folder: str | Path, state: Mapping[str, torch.Tensor], settings: LoraSettings, base: str) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as peft reads them.
+
+    Args:
+        state: full tensors by name; those without ``lora_`` are left out.
+        base: the base model's path, recorded in the adapter config.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        "base_model.model." + name.replace(f".{ADAPTER}.", "."): tensor.contiguous()
+        for name, tensor in state.items()
+        if "lora_" in name
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = settings.peft_config().to_dict()
+    config.update(base_model_name_or_path=base, peft_type="LORA", task_type="CAUSAL_LM", inference_mode=True)
+    config["target_modules"] = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in tensors})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, default=str), encoding="utf-8")

@@ -1,0 +1,184 @@
+"""FSDP2: device meshes, sharding, weights onto shards, gradient clipping, offloading.
+
+Both strategy names of the config, ``fsdp`` and ``fsdp2``, mean ``fully_shard`` per decoder layer here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32, "fp32": torch.float32, "32": torch.float32, "float": torch.float32,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+    "float16": torch.float16, "fp16": torch.float16, "half": torch.float16, "16": torch.float16,
+}  # fmt: skip
+
+
+def to_torch_dtype(name: str | torch.dtype) -> torch.dtype:
+    """``"bf16"``, ``"bfloat16"``, ``"fp32"`` … as a torch dtype."""
+    if isinstance(name, torch.dtype):
+        return name
+    try:
+        return _DTYPES[str(name).lower()]
+    except KeyError:
+        raise ValueError(f"unknown dtype {name!r}: use one of {sorted(_DTYPES)} for fsdp_config.model_dtype") from None
+
+
+def ensure_process_group(device: str, timeout_s: float = 1800.0) -> None:
+    """Start the default process group if there is none.
+
+    Under torchrun or Ray (``RANK`` and ``WORLD_SIZE`` set) it joins the others; alone it makes a group of one. CUDA
+    runs get gloo beside NCCL, because checkpoints and object collectives work on host memory.
+    """
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def create_device_mesh(world_size: int, fsdp_size: int, device: str) -> DeviceMesh:
+    """``("fsdp",)`` over all ranks, or ``("ddp", "fsdp")`` when ``0 < fsdp_size < world_size`` (HSDP).
+
+    HSDP shards within ``fsdp_size`` neighbouring ranks and replicates across such groups.
+    """
+    if fsdp_size <= 0 or fsdp_size >= world_size:
+        return init_device_mesh(device, (world_size,), mesh_dim_names=("fsdp",))
+    if world_size % fsdp_size:
+        raise ValueError(f"fsdp_config.fsdp_size={fsdp_size} does not divide the {world_size} ranks")
+    return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("ddp", "fsdp"))
+
+
+@dataclass(frozen=True)
+class ShardingOptions:
+    """How a model is sharded. ``None`` dtypes leave a precision as it is.
+
+    ``cpu_offload`` keeps parameters, gradients and optimiser state in host memory between uses (CUDA only).
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    reshard_after_forward: bool = True
+    cpu_offload: bool = False
+    compile_layers: bool = False
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a transformers model, in order.
+
+    Found by class through ``_no_split_modules``, so any decoder family works. Raises ValueError for a model without.
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} names no decoder layer to shard; choose another model.path")
+    return layers
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) -> nn.Module:
+    """Apply ``fully_shard`` to every decoder layer and to the root, in place."""
+    precision = MixedPrecisionPolicy(param_dtype=options.param_dtype, reduce_dtype=options.reduce_dtype)
+    offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
+    layers = decoder_layers(model)
+    for layer in layers:
+        if options.compile_layers:
+            layer.compile(dynamic=True)
+        fully_shard(
+            layer,
+            mesh=mesh,
+            mp_policy=precision,
+            offload_policy=offload,
+            reshard_after_forward=options.reshard_after_forward,
+        )
+    # The root (embeddings, final norm, output head) is needed first and last: it stays gathered over the backward.
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
+    return model
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Give a model with parameters on the meta device real, uninitialised storage; buffers keep their values."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        assert not buffers[name].is_meta, f"buffer {name} has no value to keep"
+        buffer.copy_(buffers[name])
+
+
+@torch.no_grad()
+def scatter_weights(model: nn.Module, source: dict[str, torch.Tensor] | None, device: torch.device) -> None:
+    """Fill the shards of ``model`` from the full tensors that rank 0 holds, one parameter at a time.
+
+    Args:
+        source: name → full tensor on rank 0 (any device), None on other ranks. Must name every parameter.
+        device: the device collectives run on.
+    """
+    assert (source is None) == (dist.get_rank() != 0), "rank 0 holds the weights"
+    for name, param in model.named_parameters():
+        if source is None:
+            full = torch.empty(param.shape, dtype=param.dtype, device=device)
+        else:
+            full = source[name].detach().to(device=device, dtype=param.dtype)
+        if isinstance(param, DTensor):
+            shard = distribute_tensor(full, param.device_mesh, param.placements)
+            param.to_local().copy_(shard.to_local())
+        else:
+            dist.broadcast(full, src=0)
+            param.copy_(full)
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Clip to a global L2 norm, over all ranks; returns the norm before clipping as a plain scalar tensor.
+
+    ``max_norm <= 0`` measures without clipping.
+    """
+    with_grad = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in with_grad], norm_type=2.0)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if max_norm > 0:
+        nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
+    return norm
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of distinct parameters of the full model (sharded tensors count at full size)."""
+    return sum(p.numel() for p in model.parameters())
+
+
+@torch.no_grad()
+def move_parameters(model: nn.Module, device: torch.device | str) -> None:
+    """Move the shards of an FSDP2 model between host and accelerator, gradients dropped; names and layout stay."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    model.to(device)
+    for param in model.parameters():
+        param.grad = None
+
+
+@torch.no_grad()
+def move_optimizer(optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
+    """Move the optimiser's state tensors; step counters stay where the optimiser wants them."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and key != "step":
+                    state[key] = value.to(device, non_blocking=True)
