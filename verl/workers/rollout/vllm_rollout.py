@@ -1,0 +1,382 @@
+"""vLLM in this process, as a rollout engine. The one file that knows how vLLM versions (0.25 to 0.33) differ.
+
+The engine lives in the process that holds the training shard, so that weights pass without a copy through another process.
+With tensor parallelism each rank builds its own engine under vLLM's `external_launcher`; all ranks of a replica then make
+the same calls and stay in step because every decision of the scheduler is deterministic.
+
+Three rules follow from how vLLM behaves:
+- every request carries its seed, since requests without one draw from the global generator;
+- log-probs are `processed_logprobs`, else temperature, top-p and top-k would be left out of them;
+- the engine is built once and kept until the process ends: shutting it down destroys the default process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import PretrainedConfig
+
+from verl.workers.rollout.base import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    NamedTensors,
+    RolloutRequest,
+    RolloutResult,
+    SamplingSettings,
+)
+from verl.workers.rollout.rng import preserved_rng
+from verl.workers.rollout.settings import EngineSettings, check_requests
+
+logger = logging.getLogger(__name__)
+
+_KEY = "actor_rollout_ref.rollout"
+_CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_CPU_BLOCK = 128  # tokens per KV block of the CPU backend
+_CPU_KV_CAP = 512 << 20  # bytes; the CPU backend touches all of it at start
+_CPU_KV_ROWS = 64  # sequences of full length that the CPU cache is made for, as far as the cap allows
+
+
+class VLLMRollout:
+    """See `RolloutEngine`. Build it after the process group and on every rank at the same time.
+
+    Raises ValueError naming the config key if the model or the sizes do not fit.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.hf_config = settings.load_hf_config()
+        check_model(self.hf_config, settings)
+        _prepare_environment(settings)
+        self._on_cuda = settings.device != "cpu"
+        self.can_sleep = self._on_cuda and settings.free_cache_engine
+        with preserved_rng(), _restored_environment():
+            self._llm = _build_llm(settings, self.hf_config)
+        self._engine = self._llm.llm_engine
+        self._vocab_size = self.hf_config.get_text_config().vocab_size
+        self._load_in_place = self._on_cuda and self._llm.apply_model(_weights_keep_their_layout)[0]
+        self._pending: dict[str, int] = {}  # request id -> prompt length
+        self._totals = dict.fromkeys(
+            ("generated_tokens", "prompt_tokens", "cached_prompt_tokens", "requests", "steps", "running_sum", "busy_s"), 0.0
+        )
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    def step(self, new_requests: Sequence[RolloutRequest], max_steps: int) -> list[RolloutResult]:
+        """Add `new_requests`, advance by at most `max_steps` engine steps, return what finished."""
+        started = time.perf_counter()
+        check_requests(new_requests, self.settings.max_model_len, self._vocab_size)
+        self._add(new_requests)
+        results: list[RolloutResult] = []
+        for _ in range(max_steps):
+            if not self._pending:
+                break
+            self._totals["steps"] += 1
+            self._totals["running_sum"] += len(self._pending)
+            results.extend(self._to_result(output) for output in self._engine.step() if output.finished)
+        self._totals["busy_s"] += time.perf_counter() - started
+        return results
+
+    def has_unfinished(self) -> bool:
+        return bool(self._pending)
+
+    def abort_all(self) -> None:
+        if self._pending:
+            self._engine.abort_request(list(self._pending))
+            self._pending.clear()
+
+    def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Log-probs at temperature 1 of tokens 1.. given their prefix. Sequences must be shorter than `max_model_len`.
+
+        The engine computes the logits of a whole sequence at once, so keep to a few hundred tokens each on a full GPU.
+        """
+        from vllm import SamplingParams, TokensPrompt
+
+        assert not self._pending, "score() is for an idle engine"
+        assert all(1 < len(sequence) < self.settings.max_model_len for sequence in sequences)
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        for index, sequence in enumerate(sequences):
+            self._engine.add_request(f"score-{index}", TokensPrompt(prompt_token_ids=sequence.tolist()), params.clone())
+        scores: dict[str, np.ndarray] = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    tokens, entries = output.prompt_token_ids, output.prompt_logprobs
+                    values = [entries[i][tokens[i]].logprob for i in range(1, len(tokens))]
+                    scores[output.request_id] = np.asarray(values, dtype=np.float32)
+        return [scores[f"score-{index}"] for index in range(len(sequences))]
+
+    def stats(self) -> dict[str, float]:
+        """Cumulative. `running_sum` / `steps` is the mean number of requests in the engine."""
+        return dict(self._totals)
+
+    def _add(self, requests: Sequence[RolloutRequest]) -> None:
+        from vllm import TokensPrompt
+
+        for request in requests:
+            assert request.request_id not in self._pending, f"request {request.request_id} is already running"
+            prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
+            params = _sampling_params(request.sampling, request.seed, self.settings.eos_token_ids)
+            self._engine.add_request(request.request_id, prompt, params)
+            self._pending[request.request_id] = len(request.prompt_ids)
+
+    def _to_result(self, output: Any) -> RolloutResult:
+        completion = output.outputs[0]
+        response_ids = np.asarray(completion.token_ids, dtype=np.int32)
+        self._totals["requests"] += 1
+        self._totals["generated_tokens"] += len(response_ids)
+        self._totals["prompt_tokens"] += self._pending.pop(output.request_id)
+        self._totals["cached_prompt_tokens"] += output.num_cached_tokens or 0
+        reason = completion.finish_reason
+        return RolloutResult(
+            request_id=output.request_id,
+            response_ids=response_ids,
+            log_probs=_sampled_log_probs(completion),
+            finish_reason=reason if reason in (FINISH_STOP, FINISH_LENGTH) else FINISH_ABORT,
+        )
+
+    # -- weights and memory ----------------------------------------------------------------------------------------
+
+    def load_weights(self, weights: NamedTensors) -> None:
+        """Take all weights, in model order, on every rank of the replica in lockstep.
+
+        On CUDA an unquantised model takes them in place. Elsewhere (the CPU backend packs its matrices after loading, and
+        so do quantised models) the layers go through vLLM's own reload. An error inside `weights` leaves a model that
+        cannot run, so whoever yields them does everything that can fail beforehand.
+        """
+        assert not self._pending, "weights must not change under running requests"
+        try:
+            if self._load_in_place:
+                self._llm.apply_model(lambda model: model.load_weights(weights))
+            else:
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        except Exception as error:
+            raise RuntimeError("the weights did not reach the vLLM engine; it cannot be used any more") from error
+        self.reset_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        self._llm.reset_prefix_cache()
+
+    def sleep(self, level: int = 2) -> None:
+        """Give device memory back: level 1 keeps the weights in host memory, level 2 forgets them."""
+        self.abort_all()
+        if self.can_sleep or not self._on_cuda:  # on CPU vLLM only pauses its scheduler
+            self._llm.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take device memory again: all, or tags of "weights" and "kv_cache"."""
+        if self.can_sleep or not self._on_cuda:
+            self._llm.wake_up(tags)
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+
+
+def check_model(config: PretrainedConfig, settings: EngineSettings) -> None:
+    """Refuse a model that vLLM could not run with these settings; ValueError naming the key."""
+    text = config.get_text_config()
+    heads, tensor_parallel = text.num_attention_heads, settings.tensor_parallel_size
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
+        raise ValueError(
+            f"{_KEY}.tensor_model_parallel_size={tensor_parallel} does not divide the model's {heads} attention heads and "
+            f"{kv_heads} key/value heads"
+        )
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    if settings.device == "cpu" and head_dim not in _CPU_HEAD_DIMS:
+        raise ValueError(
+            f"actor_rollout_ref.model.path: vLLM on CPU has no attention for head_dim={head_dim}; it supports "
+            f"{', '.join(map(str, _CPU_HEAD_DIMS))}. Use another model or {_KEY}.name=hf"
+        )
+    rope = getattr(text, "rope_scaling", None) or getattr(text, "rope_parameters", None) or {}
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit and rope.get("rope_type", "default") == "default" and settings.max_model_len > limit:
+        raise ValueError(
+            f"{_KEY}.max_model_len={settings.max_model_len} is beyond the {limit} positions the model was made for; lower "
+            "data.max_prompt_length + data.max_response_length"
+        )
+
+
+def cpu_kv_cache_bytes(config: PretrainedConfig, settings: EngineSettings) -> int:
+    """Bytes of KV cache for a CPU engine: up to 64 sequences of full length, at most 512 MiB, at least one sequence."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // settings.tensor_parallel_size)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    per_block = 2 * text.num_hidden_layers * kv_heads * head_dim * settings.dtype.itemsize * _CPU_BLOCK
+    blocks_per_row = -(-settings.max_model_len // _CPU_BLOCK)
+    wanted = per_block * blocks_per_row * min(settings.max_num_seqs, _CPU_KV_ROWS)
+    return max(min(wanted, _CPU_KV_CAP), per_block * (blocks_per_row + 2))
+
+
+def _prepare_environment(settings: EngineSettings) -> None:
+    """Environment variables that vLLM reads at import or at start."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
+        os.environ.setdefault(name, value)
+    if settings.device == "cpu":
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would override our size
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # two spinning threads on shared cores are 10 to 100 times slower
+        if settings.enforce_eager:
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+            import torch._dynamo
+
+            torch._dynamo.config.disable = True  # else the first log-probs wait 10 s for a C++ compiler
+    else:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores seeds of single requests
+        if settings.free_cache_engine and "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+            raise ValueError(
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True cannot be combined with "
+                f"{_KEY}.free_cache_engine=True (vLLM's sleeping memory pool); unset one of them"
+            )
+    if dist.is_initialized():
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(dist.get_rank()), str(dist.get_world_size())
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")  # only a name here: the group exists already
+
+
+@contextlib.contextmanager
+def _restored_environment() -> Iterator[None]:
+    """Undo what vLLM's start writes into the environment for its own children (LD_PRELOAD, LOCAL_WORLD_SIZE, ...)."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) | set(before):
+            if not name.startswith("VLLM_") and os.environ.get(name) != before.get(name):
+                if name in before:
+                    os.environ[name] = before[name]
+                else:
+                    del os.environ[name]
+
+
+def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
+    from vllm import LLM
+
+    kwargs: dict[str, Any] = {
+        "model": settings.model_path,
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "load_format": "dummy" if settings.load_format.startswith("dummy") else settings.load_format,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": max(settings.max_num_batched_tokens, settings.max_num_seqs),
+        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "enable_prefix_caching": True,
+        "enforce_eager": settings.enforce_eager,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no sampling default of the model overrides ours
+        "skip_tokenizer_init": not _has_tokenizer(settings.model_path),
+        "disable_log_stats": settings.disable_log_stats,
+        "async_scheduling": False,  # a slice of k steps is k tokens, on every rank alike
+        "trust_remote_code": settings.trust_remote_code,
+        "seed": settings.seed,
+    }
+    if settings.hf_overrides:
+        kwargs["hf_overrides"] = dict(settings.hf_overrides)
+    if settings.device == "cpu":
+        kwargs["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(config, settings)
+    else:
+        kwargs["enable_sleep_mode"] = settings.free_cache_engine
+    if dist.is_initialized():
+        kwargs["tensor_parallel_size"] = settings.tensor_parallel_size
+        kwargs["distributed_executor_backend"] = "external_launcher"
+        os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if settings.device != "cpu" else dist.get_rank())
+        if settings.device == "cpu" and settings.tensor_parallel_size > 1:
+            _name_shared_memory_by_job()
+    elif settings.tensor_parallel_size > 1:
+        raise ValueError(f"{_KEY}.tensor_model_parallel_size={settings.tensor_parallel_size} needs as many ranks, here is 1")
+    kwargs.update(_known_engine_kwargs(settings.engine_kwargs))
+    logger.info("building vLLM: %s", kwargs)
+    return LLM(**kwargs)
+
+
+def _has_tokenizer(model_path: str) -> bool:
+    return any((Path(model_path) / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"))
+
+
+def _known_engine_kwargs(engine_kwargs: Any) -> dict[str, Any]:
+    """`engine_kwargs.vllm.*`: what this vLLM version knows."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {entry.name for entry in dataclasses.fields(EngineArgs)}
+    unknown = sorted(set(engine_kwargs) - known)
+    if unknown:
+        import vllm
+
+        raise ValueError(f"{_KEY}.engine_kwargs.vllm.{unknown[0]} is not an engine argument of vLLM {vllm.__version__}")
+    return dict(engine_kwargs)
+
+
+def _name_shared_memory_by_job() -> None:
+    """Give the shared memory of CPU tensor parallelism a name of this job.
+
+    Under `external_launcher` vLLM names it the same in every job, so that a second job, or one after an unclean end, fails.
+    """
+    from vllm.distributed.device_communicators import cpu_communicator
+
+    manager = getattr(cpu_communicator, "_CPUSHMDistributed", None)
+    if manager is None or getattr(manager, "_named_by_job", False):
+        return
+    original = manager.make_group_name
+
+    def make_group_name(communicator: Any) -> str:
+        return f"p{os.environ['MASTER_PORT']}{original(communicator).replace('/', '_')}"
+
+    manager.make_group_name = staticmethod(make_group_name)
+    manager._named_by_job = True
+
+
+def _weights_keep_their_layout(model: torch.nn.Module) -> bool:
+    """True if every layer keeps its weights as the checkpoint has them, so that they can be written over in place."""
+    plain = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
+    methods = {type(module.quant_method).__name__ for module in model.modules() if getattr(module, "quant_method", None)}
+    latent_attention = any("MLA" in type(module).__name__ for module in model.modules())
+    return methods <= plain and not latent_attention
+
+
+# -- requests and outputs ----------------------------------------------------------------------------------------------
+
+
+def _sampling_params(sampling: SamplingSettings, seed: int, eos_token_ids: Sequence[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kwargs: dict[str, Any] = {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "stop_token_ids": None if sampling.ignore_eos else list(eos_token_ids),
+        "seed": seed % (1 << 63),
+        "logprobs": 0,
+        "flat_logprobs": True,
+        "detokenize": "stop" in sampling.extra,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    unknown = sorted(set(sampling.extra) - set(SamplingParams.__struct_fields__))
+    if unknown:
+        raise ValueError(f"{_KEY}.{unknown[0]} is not a sampling parameter of vLLM")
+    kwargs.update(sampling.extra)
+    return SamplingParams(**kwargs)
+
+
+def _sampled_log_probs(completion: Any) -> np.ndarray:
+    """The sampled token's log-prob at each position, (response_length,) float32."""
+    entries = completion.logprobs
+    if hasattr(entries, "start_indices"):  # flat form; the sampled token is the first of its position
+        return np.asarray(entries.logprobs, dtype=np.float32)[np.asarray(entries.start_indices, dtype=np.int64)]
+    values = [entry[token].logprob for entry, token in zip(entries, completion.token_ids)]
+    return np.asarray(values, dtype=np.float32)
