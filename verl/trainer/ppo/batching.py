@@ -57,7 +57,7 @@ def arrange_rows(
     mini_batch_size: int,
     world_size: int,
     pad_token_id: int,
-    seed: int,
+    seed: int | tuple[int, ...],
     balance: bool = True,
 ) -> DataProto:
     """Order rows so that ``chunk(world_size)`` hands every rank its equal share of every mini-batch.
@@ -94,6 +94,17 @@ def arrange_rows(
             by_rank[rank].extend(int(members[i]) for i in part)
     rows.batch["mini_batch"] = torch.from_numpy(mini_of_row)
     return rows.select_idxs(np.array([i for part in by_rank for i in part], dtype=np.int64))
+
+
+def concat_rows(parts: list[DataProto]) -> DataProto:
+    """One DataProto of several whose responses were padded to different lengths."""
+    longest = max(part.batch["responses"].shape[1] for part in parts)
+    for part in parts:
+        missing = longest - part.batch["responses"].shape[1]
+        for key, value in part.batch.items():
+            if value.dim() == 2 and missing:
+                part.batch[key] = torch.nn.functional.pad(value, (0, missing))
+    return DataProto.concat(parts)
 
 
 def _split(lengths: np.ndarray, parts: int, balance: bool) -> list[list[int]]:

@@ -28,7 +28,7 @@ from verl.trainer.ppo.advantage import (
     compute_advantage,
     compute_response_mask,
 )
-from verl.trainer.ppo.batching import arrange_rows, balance_metrics, row_lengths, without_filler
+from verl.trainer.ppo.batching import arrange_rows, balance_metrics, concat_rows, row_lengths, without_filler
 from verl.trainer.ppo.core_algos import get_kl_controller
 from verl.trainer.ppo.metric_utils import (
     compute_data_metrics,
@@ -248,7 +248,7 @@ class RayPPOTrainer:
             mini_batch_size=self.config.actor_rollout_ref.actor.ppo_mini_batch_size,
             world_size=self.world_size,
             pad_token_id=self.tokenizer.pad_token_id,
-            seed=hash((self.config.data.seed, self.global_steps)) & 0x7FFFFFFF,
+            seed=(self.config.data.seed, self.global_steps),
             balance=self.config.trainer.balance_batch,
         )
         metrics.update(balance_metrics(natural, rows, self.world_size))
@@ -327,7 +327,7 @@ class RayPPOTrainer:
             rows = self.traj_collector.multi_turn_loop(shell, self.actor_rollout_wg, self.val_envs, is_train=False)
             rows.meta_info.pop("rollout_metrics", None)
             parts.append(rows)
-        rows = dumps.concat_rows(parts)
+        rows = concat_rows(parts)
         metrics = validation_metrics(rows)
         dumps.write_validation(Path(self.config.trainer.run_dir), success_by_task(rows), metrics, self.global_steps)
         samples = dumps.samples(rows, self.tokenizer, self.config.trainer.log_val_generations)

@@ -57,8 +57,6 @@ class TerminationGuard:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """The part of a step that may be dropped."""
-        if self.requested is not None:
-            return
         self._may_interrupt = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""CISPO: clip the importance weight, not the update (MiniMax-M1, arXiv 2506.13585, eqs. 4-5)."""
+"""CISPO: clip the importance weight, not the update (MiniMax-M1, arXiv 2506.13585)."""
 
 from __future__ import annotations
 

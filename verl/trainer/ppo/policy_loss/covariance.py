@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens that drive the entropy down (arXiv 2505.22617, eqs. 10-14).
+"""Clip-Cov and KL-Cov: hold back the few tokens that drive the entropy down (arXiv 2505.22617).
 
 Both rank tokens by c = (log_prob - mean log_prob)(A - mean A). The means and the number of chosen tokens are those of the
 tensors at hand, that is, of one micro-batch: unlike every other loss here, their result depends a little on how a

@@ -1,4 +1,4 @@
-"""GSPO: one importance ratio per row, shared by its tokens (arXiv 2507.18071, eqs. 5-7 and the token form, eq. 13)."""
+"""GSPO: one importance ratio per row, shared by its tokens (arXiv 2507.18071, its token form)."""
 
 from __future__ import annotations
 

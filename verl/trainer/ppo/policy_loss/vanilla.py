@@ -1,6 +1,6 @@
 """PPO's clipped surrogate with separate lower and upper clip and the dual clip for negative advantages.
 
-Sources: PPO (arXiv 1707.06347, eq. 7); dual clip (arXiv 1912.09729, eq. 5); clip-higher (DAPO, arXiv 2503.14476, eq. 8).
+Sources: PPO (arXiv 1707.06347, eq. 7); dual clip (arXiv 1912.09729); clip-higher (DAPO, arXiv 2503.14476).
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Train the embedded model's tokenizer on demonstrations: a small byte-level BPE that reads shop pages cheaply.
+
+    python -m examples.embedded_model.make_tokenizer --demonstrations demos.parquet --output model_dir
+
+Numbers are split into groups of at most two digits and product codes into pairs, and the separators of the shop's
+pages and action lists are single tokens. Bytes are the base alphabet: any text encodes.
+"""
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+MARKERS = ["' [SEP] '", "',\n'click[", "'click[", "click[", "search[", "]", "<think>", "</think>\n", "</think>", "<action>",
+           "</action>"]
+# A product code (B0 and eight letters) is cut into pairs, so that it reads the same in upper and lower case.
+CODE = r"[bB]0(?=[A-Za-z]{8})|" + "|".join(rf"(?<=[bB]0[A-Za-z]{{{n}}})[A-Za-z]{{2}}" for n in (0, 2, 4, 6))
+WORDS = CODE + r"|\d{1,2}| ?\p{L}+|\s+| ?[^\s\p{L}\d]+"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Prompts and responses of the demonstrations, one string each."""
+    for batch in pq.ParquetFile(path).iter_batches(columns=["prompt", "response"]):
+        for prompt, response in zip(*(batch.column(i).to_pylist() for i in range(2))):
+            yield prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            yield response
+
+
+def train(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of ``vocab_size`` entries with Qwen's chat markers."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT, TURN_START, TURN_END])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKERS])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(MARKERS),
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=True,
+    )
+    tokenizer.train_from_iterator(texts(path), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demonstrations", type=Path, required=True, help="parquet with prompt and response columns")
+    parser.add_argument("--output", type=Path, required=True, help="folder for tokenizer.json and its config")
+    parser.add_argument("--vocab_size", type=int, default=3072)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    tokenizer = train(args.demonstrations, args.vocab_size)
+    tokenizer.save_pretrained(args.output)
+    logger.info("%d tokens written to %s", len(tokenizer), args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Entry point of training: compose, validate, plan, run.
+
+::
+
+    python -m verl.trainer.main_ppo actor_rollout_ref.model.path=… data.train_batch_size=16 …
+
+The driver is this process; models live in Ray workers, one per rank.
+"""
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
+
+logger = logging.getLogger(__name__)
+
+
+@hydra_main
+def main(config: DictConfig) -> None:
+    """Hydra hands over the composed config; everything after this line works on the typed one."""
+    run_ppo(config)
+
+
+def run_ppo(config: DictConfig) -> dict[str, float]:
+    """Validate ``config``, start Ray and train; returns the last validation's metrics.
+
+    Raises:
+        ConfigError: a value that cannot work, before anything is started.
+    """
+    typed = prepare_config(config)
+    start_ray(typed)
+    import ray
+
+    try:
+        return TaskRunner().run(typed)
+    finally:
+        ray.shutdown()
+
+
+def start_ray(config: PPOTrainerConfig) -> None:
+    """Start a local Ray, or join the one that ``RAY_ADDRESS`` names."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    ray.init(
+        num_cpus=config.ray_init.num_cpus or max(os.cpu_count() or 1, 4),
+        include_dashboard=False,
+        log_to_driver=True,
+        logging_level=logging.WARNING,
+        runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}},
+    )
+
+
+class TaskRunner:
+    """Builds what a run consists of and hands it to ``RayPPOTrainer``."""
+
+    def run(self, config: PPOTrainerConfig) -> dict[str, float]:
+        from agent_system.environments.env_manager import make_envs
+        from agent_system.multi_turn_rollout import TrajectoryCollector
+        from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
+        from verl.trainer.ppo.reward import load_reward_manager
+        from verl.utils.dataset.rl_dataset import collate_fn
+        from verl.utils.fs import copy_to_local
+        from verl.utils.tokenizer import hf_tokenizer
+        from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
+
+        model = config.actor_rollout_ref.model
+        local_path = copy_to_local(model.path, use_shm=model.use_shm)
+        tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
+        train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+        val_dataset = create_rl_dataset(config.data.val_files, config.data, tokenizer, None)
+        roles = {Role.ActorRollout: ActorRolloutRefWorker, Role.Critic: CriticWorker}
+        pools = ResourcePoolManager(
+            resource_pool_spec={"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes},
+            mapping={role: "global_pool" for role in roles},
+            use_gpu=config.trainer.device == "cuda",
+        )
+        trainer = RayPPOTrainer(
+            config=config,
+            tokenizer=tokenizer,
+            role_worker_mapping=roles,
+            resource_pool_manager=pools,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            collate_fn=collate_fn,
+            train_sampler=create_rl_sampler(config.data, train_dataset),
+            reward_fn=load_reward_manager(config, tokenizer, num_examine=0),
+            val_reward_fn=load_reward_manager(config, tokenizer, num_examine=1),
+            traj_collector=TrajectoryCollector(config=config, tokenizer=tokenizer, processor=None),
+            make_envs=lambda: make_envs(config),
+        )
+        try:
+            trainer.init_workers()
+            return trainer.fit()
+        finally:
+            trainer.shutdown()
+
+
+def create_rl_dataset(data_paths: str | Sequence[str], data_config: Any, tokenizer: Any, processor: Any) -> Any:
+    """The dataset of ``data_paths``: ``RLHFDataset``, or the class of ``data.custom_cls``.
+
+    Raises:
+        ValueError: a custom class that is no torch ``Dataset``.
+    """
+    from torch.utils.data import Dataset
+
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    from verl.utils.import_utils import load_extern_type
+
+    dataset_class: type = RLHFDataset
+    if data_config.custom_cls.path:
+        dataset_class = load_extern_type(data_config.custom_cls.path, data_config.custom_cls.name)
+        if not issubclass(dataset_class, Dataset):
+            raise ValueError(
+                f"data.custom_cls.name={data_config.custom_cls.name} must be a subclass of torch.utils.data.Dataset"
+            )
+    return dataset_class(data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config)
+
+
+def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
+    """Random order seeded by ``data.seed`` when ``data.shuffle``, else the order of the file."""
+    import torch
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    if not data_config.shuffle:
+        return SequentialSampler(dataset)
+    generator = torch.Generator()
+    generator.manual_seed(data_config.seed if data_config.seed is not None else 1)
+    return RandomSampler(dataset, generator=generator)
+
+
+if __name__ == "__main__":
+    main()

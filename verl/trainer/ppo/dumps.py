@@ -1,0 +1,66 @@
+"""What a run writes for people to read: rollouts, validation results, sampled generations."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl.protocol import DataProto
+from verl.trainer.ppo.trainer_checkpoint import write_atomically
+from verl.trainer.ppo.validation import Sample, choose_samples
+
+_EXTRA_COLUMNS = ("uid", "traj_uid", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason")
+
+
+def write_rollout(folder: str | None, rows: DataProto, tokenizer: Any, step: int) -> None:
+    """``{folder}/{step}.jsonl``, one line a row: input, output, score, step, and the row's own figures."""
+    if not folder:
+        return
+    scores = rows.batch["token_level_scores"].sum(-1).tolist()
+    columns = {key: rows.non_tensor_batch[key] for key in _EXTRA_COLUMNS if key in rows.non_tensor_batch}
+    lines = (
+        json.dumps(
+            {"input": prompt, "output": response, "score": score, "step": step}
+            | {key: _plain(values[i]) for key, values in columns.items()},
+            ensure_ascii=False,
+        )
+        for i, (prompt, response, score) in enumerate(zip(*decode(rows, tokenizer), scores))
+    )
+    _write_lines(Path(folder) / f"{step}.jsonl", lines)
+
+
+def write_validation(run_dir: Path, successes: dict[str, float], metrics: dict[str, float], step: int) -> None:
+    """``{run_dir}/validation/{step}.json``: success of every task by name, beside the metrics."""
+    path = run_dir / "validation" / f"{step}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"step": step, "metrics": metrics, "success_by_task": successes}, indent=1))
+
+
+def samples(rows: DataProto, tokenizer: Any, count: int) -> list[Sample]:
+    """``count`` steps of the validation episodes, the same ones every time (none for 0)."""
+    if count <= 0:
+        return []
+    prompts, responses = decode(rows, tokenizer)
+    rewards = rows.non_tensor_batch["episode_rewards"]
+    every = [Sample(prompt, response, float(reward)) for prompt, response, reward in zip(prompts, responses, rewards)]
+    return choose_samples(every, count)
+
+
+def decode(rows: DataProto, tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Prompt and response text of every row."""
+    lengths = rows.batch["response_mask"].sum(-1).tolist()
+    responses = [ids[:length] for ids, length in zip(rows.batch["responses"].tolist(), lengths)]
+    prompts = [ids.tolist() for ids in rows.non_tensor_batch["prompt_ids"]]
+    return tokenizer.batch_decode(prompts), tokenizer.batch_decode(responses)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "\n".join(lines) + "\n")
