@@ -1,0 +1,319 @@
+"""Composition of the configuration from YAML, preset and command line.
+
+Hydra does the work; what is added is that every mistake becomes one line that names the fix. ``hydra_main`` is the
+decorator of an entry point: it checks the whole configuration before the run starts and before anything is written,
+and ends with exit code 2 and that line where the run cannot go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.errors import ConfigError, nearest, unknown_key_message
+from verl.trainer.config.schema import PPOTrainerConfig
+
+logger = logging.getLogger(__name__)
+
+CONFIG_DIR = Path(__file__).resolve().parent
+CONFIG_NAME = "ppo_trainer"
+PRESET_GROUP = "preset"
+EXIT_CONFIG = 2
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A composed configuration and where its values come from.
+
+    Attributes:
+        config: the configuration, interpolations unresolved.
+        overrides: the overrides in the form Hydra is given, ``added_keys`` included.
+        typed_keys: dotted names of the leaves set on the command line.
+        preset_keys: dotted names of the leaves set by the preset.
+        source_file: file name of the base configuration.
+    """
+
+    config: DictConfig
+    overrides: list[str]
+    typed_keys: frozenset[str]
+    preset_keys: frozenset[str]
+    source_file: str
+
+
+def compose_config(
+    overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None, config_name: str = CONFIG_NAME
+) -> DictConfig:
+    """The configuration for a list of overrides, as Hydra would compose it on the command line.
+
+    Args:
+        overrides: ``key=value``, ``+new.key=value``, ``preset=embedded``.
+        config_dir: folder of the base configuration, such as a run folder; None = the one of this package.
+        config_name: file name of the base configuration without ``.yaml``.
+
+    Raises:
+        ConfigError: for an override that cannot be read or a key that does not exist.
+    """
+    return compose(overrides, config_dir, config_name).config
+
+
+def default_config(*overrides: str) -> PPOTrainerConfig:
+    """The typed configuration for some overrides: ``default_config("preset=embedded", "env.rollout.n=2")``."""
+    return to_dataclass(compose_config(overrides))
+
+
+def compose(
+    overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None, config_name: str = CONFIG_NAME
+) -> Composition:
+    """As :func:`compose_config`, with the sources of the values."""
+    folder = Path(config_dir).expanduser().resolve() if config_dir is not None else CONFIG_DIR
+    if not (folder / f"{config_name}.yaml").is_file():
+        raise ConfigError(f"There is no configuration file {folder / (config_name + '.yaml')}; check --config-path and "
+                          f"--config-name.")
+    parsed = [_parse(text) for text in overrides]
+    groups = [one for one in parsed if _is_group(one)]
+    values = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
+    has_presets = _check_groups(groups, folder, config_name)
+    base = _compose(folder, config_name, [str(one.input_line) for one in groups])
+    known = set(_keys(base))
+    ready, added = _check_values(values, known)
+    ready = [str(one.input_line) for one in parsed if one not in values] + ready
+    already = [str(key) for key in base.get("added_keys") or []]
+    if added:
+        ready.append(f"++added_keys=[{','.join([*already, *added])}]")
+    preset = str(base.get("preset", "none")) if has_presets else "none"
+    return Composition(
+        config=_compose(folder, config_name, ready),
+        overrides=ready,
+        typed_keys=frozenset(leaf for one in values for leaf in _override_leaves(one)),
+        preset_keys=frozenset(_preset_keys(preset)),
+        source_file=f"{config_name}.yaml",
+    )
+
+
+def _parse(text: str) -> Override:
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"Cannot read {text!r} as an override: write key=value, such as trainer.total_epochs=2 "
+                          f"({reason})") from error
+    return override
+
+
+def _is_group(override: Override) -> bool:
+    key = override.key_or_group
+    return key == PRESET_GROUP or "/" in key
+
+
+def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) -> bool:
+    """Whether presets can be chosen for this base configuration; raises where one is asked for that is not there."""
+    selectable = "preset:" in _defaults_text(folder / f"{config_name}.yaml")
+    names = sorted(path.stem for path in (CONFIG_DIR / PRESET_GROUP).glob("*.yaml"))
+    for override in groups:
+        if override.key_or_group != PRESET_GROUP:
+            continue
+        if not selectable:
+            raise ConfigError(f"{config_name}.yaml holds the values of its preset already; leave out preset=...")
+        value = str(override.value())
+        if value not in names:
+            meant = nearest(value, names)
+            raise ConfigError(f"There is no preset {value!r}; " + (f"did you mean {meant}? " if meant else "")
+                              + f"There are: {', '.join(names)}.")
+    return selectable
+
+
+def _defaults_text(path: Path) -> str:
+    """The defaults list of a YAML file as text; empty where it has none."""
+    tree = OmegaConf.load(path)
+    defaults = tree.get("defaults") if isinstance(tree, DictConfig) else None
+    return OmegaConf.to_yaml(defaults) if defaults is not None else ""
+
+
+def _check_values(values: Sequence[Override], known: set[str]) -> tuple[list[str], list[str]]:
+    """Overrides as Hydra takes them, and the names of the keys they add.
+
+    ``+key=`` on a key that exists sets it: scripts written when the key was not in the YAML keep working.
+    """
+    ready, added = [], []
+    for override in values:
+        text = str(override.input_line)
+        if override.is_delete():
+            raise ConfigError(f"{override.key_or_group} cannot be removed; set another value, such as null.")
+        new = [leaf for leaf in _override_leaves(override) if leaf not in known]
+        if new and not (override.is_add() or override.is_force_add()):
+            raise ConfigError(unknown_key_message(new[0], known))
+        added.extend(new)
+        ready.append("++" + text.lstrip("+") if override.is_add() else text)
+    return ready, added
+
+
+def _override_leaves(override: Override) -> Iterator[str]:
+    value = None if override.is_sweep_override() or override.is_delete() else override.value()
+    yield from _leaves(override.key_or_group, value)
+
+
+def _leaves(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(f"{name}.{key}", item)
+    else:
+        yield name
+
+
+def _keys(node: DictConfig, path: str = "") -> Iterator[str]:
+    """Dotted names of all keys below a node, nodes included."""
+    for key in node:
+        name = f"{path}.{key}" if path else str(key)
+        yield name
+        if OmegaConf.is_interpolation(node, str(key)) or OmegaConf.is_missing(node, str(key)):
+            continue
+        child = node[key]
+        if isinstance(child, DictConfig):
+            yield from _keys(child, name)
+
+
+def _preset_keys(preset: str) -> Iterator[str]:
+    path = CONFIG_DIR / PRESET_GROUP / f"{preset}.yaml"
+    if path.is_file():
+        tree = OmegaConf.load(path)
+        assert isinstance(tree, DictConfig)
+        yield from _keys(tree)
+
+
+def _search_path_override(folder: Path) -> list[str]:
+    """Makes the files of this package known to a base configuration that lies elsewhere."""
+    return [] if folder == CONFIG_DIR else [f"hydra.searchpath=[file://{CONFIG_DIR}]"]
+
+
+def _compose(folder: Path, config_name: str, overrides: Sequence[str]) -> DictConfig:
+    taken = [one for one in overrides if not one.lstrip("+").startswith(("hydra.", "hydra/"))]
+    try:
+        with hydra.initialize_config_dir(config_dir=str(folder), version_base=None, job_name=config_name):
+            return hydra.compose(config_name=config_name, overrides=[*taken, *_search_path_override(folder)])
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if error.__cause__ is not None else error
+        lines = [line for line in (str(error), str(cause)) if line]
+        raise ConfigError("The configuration cannot be composed: " + " ".join(lines[0].split())) from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the command line
+
+
+def hydra_main(run: Callable[[DictConfig], Any]) -> Callable[[], None]:
+    """Decorator of an entry point ``run(config)``; the result takes its arguments from ``sys.argv``.
+
+    Hydra's own flags work (``--cfg job --resolve``, ``--config-path``, ``--multirun``, ``hydra.*`` overrides). A
+    relative ``--config-path`` is looked for from the current folder. Before ``run`` is called the configuration is
+    composed, typed and validated; ``explain=true`` prints it with sources and derived numbers and ends.
+
+    Exit codes: 0 = done, 1 = the run failed, 2 = the configuration cannot run (one line on standard error).
+    """
+
+    @functools.wraps(run)
+    def entry() -> None:
+        try:
+            _main(run, sys.argv[1:])
+        except ConfigError as error:
+            _end_with(error)
+
+    return entry
+
+
+def _end_with(error: ConfigError) -> None:
+    sys.stderr.write(f"Configuration error: {error}\n")
+    sys.stderr.flush()
+    sys.exit(EXIT_CONFIG)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-path", "-cp")
+    parser.add_argument("--config-name", "-cn", default=CONFIG_NAME)
+    parser.add_argument("--multirun", "-m", action="store_true")
+    for flag in ("--cfg", "-c"), ("--package", "-p"), ("--config-dir", "-cd"):
+        parser.add_argument(*flag)
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    for switch in ("--help", "-h"), ("--hydra-help",), ("--version",), ("--shell-completion", "-sc"), ("--resolve",):
+        parser.add_argument(*switch, action="store_true")
+    parser.add_argument("--run", "-r", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    return parser
+
+
+def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
+    options, unknown = _arguments().parse_known_intermixed_args(list(argv))
+    if unknown:
+        raise ConfigError(f"There is no option {unknown[0]}; settings are given as key=value, and --help lists options.")
+    folder = Path(options.config_path).expanduser().resolve() if options.config_path else CONFIG_DIR
+    composition = compose(options.overrides, folder, options.config_name)
+    informs = (options.cfg, options.info, options.help, options.hydra_help, options.version, options.shell_completion)
+    if not any(informs) and not options.multirun:
+        _check(composition)
+        if composition.config.explain:
+            return
+    passed = [one for one in argv if one not in options.overrides]
+    passed = _without_option(passed, "--config-path", "-cp")
+    passed = _without_option(passed, "--config-name", "-cn")
+    sys.argv = [sys.argv[0], *passed, *_hydra_defaults(run, options.overrides), *composition.overrides,
+                *_search_path_override(folder)]
+
+    def task(config: DictConfig) -> Any:
+        try:
+            if options.multirun:
+                _check(Composition(config, [], frozenset(), frozenset(), f"{options.config_name}.yaml"))
+            return run(config)
+        except ConfigError as error:
+            return _end_with(error)
+
+    hydra.main(version_base=None, config_path=str(folder), config_name=options.config_name)(task)()
+
+
+def _check(composition: Composition) -> None:
+    """Explains the configuration where that is asked for, and validates it."""
+    from verl.trainer.config.explain import explain
+    from verl.trainer.config.validate import validate
+
+    config = to_dataclass(composition.config)
+    if config.explain:
+        sys.stdout.write(explain(composition) + "\n")
+        sys.stdout.flush()
+    validate(config)
+
+
+def _without_option(arguments: Sequence[str], *names: str) -> list[str]:
+    """Arguments without an option and its value."""
+    kept, skip = [], False
+    for one in arguments:
+        if skip:
+            skip = False
+        elif one in names:
+            skip = True
+        elif not one.startswith(tuple(f"{name}=" for name in names)):
+            kept.append(one)
+    return kept
+
+
+def _hydra_defaults(run: Callable[..., Any], overrides: Sequence[str]) -> list[str]:
+    """Hydra's own record and log go to the run folder, unless the user says otherwise."""
+    wanted = {
+        "hydra.run.dir": "${trainer.run_dir}",
+        "hydra.job.name": Path(run.__code__.co_filename).stem,
+    }
+    given = {one.lstrip("+").split("=", 1)[0] for one in overrides}
+    return [f"{key}={value}" for key, value in wanted.items() if key not in given]

@@ -1,0 +1,37 @@
+"""The error of a configuration that cannot run, and the search for the key that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A setting the user can change to make the run possible; the message names the key and what would fit."""
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate most like ``word``, or None where none is near.
+
+    Dotted keys are compared in full and by their last part, so that a key put under the wrong node is found too.
+
+    Args:
+        word: what was typed, such as ``data.trian_batch_size``.
+        candidates: the names there are.
+    """
+    best, best_score = None, 0.6
+    leaf = word.rsplit(".", 1)[-1]
+    for candidate in candidates:
+        whole = difflib.SequenceMatcher(None, word, candidate).ratio()
+        last = difflib.SequenceMatcher(None, leaf, candidate.rsplit(".", 1)[-1]).ratio()
+        score = 0.5 * whole + 0.5 * last
+        if score > best_score:
+            best, best_score = candidate, score
+    return best
+
+
+def unknown_key_message(key: str, candidates: Iterable[str]) -> str:
+    """One line for a key that is not in the configuration."""
+    meant = nearest(key, candidates)
+    hint = f"did you mean {meant}?" if meant else "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
+    return f"There is no setting {key}; {hint} (A key of your own is added with a plus: +{key}=...)"
