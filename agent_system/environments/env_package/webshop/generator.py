@@ -168,8 +168,9 @@ class _AsinSequence:
 def _draw_brand(family: int, rng: random.Random) -> str:
     """A brand out of a pool that grows with the catalogue: 40 at the start, some 2,000 in a very large one."""
     plain = len(BRAND_STARTS) * len(BRAND_ENDS)
-    number = rng.randrange(40 + family // 100) * 37  # 37 shares no factor with the table's size: no brand twice
-    middle_number, number = divmod(number % (plain * (len(BRAND_MIDDLES) + 1)), plain)
+    number = rng.randrange(min(40 + family // 100, plain * (len(BRAND_MIDDLES) + 1)))
+    middle_number, number = divmod(number, plain)
+    number = number * 37 % plain  # 37 shares no factor with the table's size: mixed names, none of them twice
     start, end = divmod(number, len(BRAND_ENDS))
     middle = BRAND_MIDDLES[middle_number - 1] if middle_number else ""
     return BRAND_STARTS[start] + middle + BRAND_ENDS[end]
