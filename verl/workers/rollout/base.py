@@ -77,7 +77,15 @@ class RolloutResult:
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """The engine of one replica. With tensor parallelism every rank of the replica must make the same calls."""
+    """The engine of one replica. With tensor parallelism every rank of the replica must make the same calls.
+
+    settings: what it was built from (`EngineSettings`). hf_config: the model's configuration. can_sleep: whether `sleep`
+    gives device memory back, and level 2 so forgets the weights.
+    """
+
+    settings: Any
+    hf_config: Any
+    can_sleep: bool
 
     def step(self, new_requests: Sequence[RolloutRequest], max_steps: int) -> list[RolloutResult]:
         """Add `new_requests`, advance by at most `max_steps` decode steps, return what finished.

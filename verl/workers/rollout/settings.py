@@ -29,7 +29,11 @@ _KEY = "actor_rollout_ref.rollout"
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What an engine is built from. Lengths and budgets count tokens, `gpu_memory_utilization` is a share of the device."""
+    """What an engine is built from.
+
+    Lengths and budgets count tokens. The KV cache takes `kv_cache_memory_mb` MiB, or, where that is None, what the share
+    `gpu_memory_utilization` of the device leaves beside the weights (on CPU: what some 64 full sequences need).
+    """
 
     model_path: str
     device: str = "cpu"
@@ -41,6 +45,7 @@ class EngineSettings:
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True
     gpu_memory_utilization: float = 0.5
+    kv_cache_memory_mb: int | None = None
     enforce_eager: bool = True
     free_cache_engine: bool = True
     load_format: str = "dummy"
@@ -82,7 +87,7 @@ def engine_settings(
 ) -> EngineSettings:
     """Read the rollout section of the config.
 
-    rollout: object with the keys of `actor_rollout_ref.rollout` as attributes.
+    rollout: `actor_rollout_ref.rollout` of the config, its keys as attributes.
     world_size: ranks of the job; `tensor_model_parallel_size` must divide it.
     Raises ValueError naming the key.
     """
@@ -106,9 +111,6 @@ def engine_settings(
         )
     if not 0 < rollout.gpu_memory_utilization <= 1:
         raise ValueError(f"{_KEY}.gpu_memory_utilization={rollout.gpu_memory_utilization} must lie in (0, 1]")
-    kwargs = getattr(rollout.engine_kwargs, "vllm", None) or {}
-    if not isinstance(kwargs, Mapping):
-        kwargs = vars(kwargs)
     return EngineSettings(
         model_path=model_path,
         device=device,
@@ -120,6 +122,7 @@ def engine_settings(
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
+        kv_cache_memory_mb=rollout.kv_cache_memory_mb,
         enforce_eager=rollout.enforce_eager,
         free_cache_engine=rollout.free_cache_engine,
         load_format=rollout.load_format,
@@ -127,14 +130,15 @@ def engine_settings(
         trust_remote_code=trust_remote_code,
         seed=seed,
         hf_overrides=dict(hf_overrides or {}),
-        engine_kwargs={key: value for key, value in kwargs.items() if value is not None},
+        engine_kwargs={key: value for key, value in rollout.engine_kwargs.vllm.items() if value is not None},
     )
 
 
-def sampling_settings(rollout: Any, validate: bool = False, extra: Mapping[str, Any] | None = None) -> SamplingSettings:
+def sampling_settings(rollout: Any, validate: bool = False) -> SamplingSettings:
     """How the config asks responses to be drawn: `rollout.*`, or `rollout.val_kwargs.*` when validating.
 
-    `do_sample=False` is greedy decoding whatever the temperature says.
+    `do_sample=False` is greedy decoding whatever the temperature says. Keys added with a plus go to the engine's sampling
+    parameters by their name.
     """
     source = rollout.val_kwargs if validate else rollout
     return SamplingSettings(
@@ -143,7 +147,7 @@ def sampling_settings(rollout: Any, validate: bool = False, extra: Mapping[str, 
         top_k=int(source.top_k) if source.do_sample else -1,
         max_tokens=rollout.response_length,
         ignore_eos=rollout.ignore_eos,
-        extra=dict(extra or {}),
+        extra={**rollout.extra, **source.extra},
     )
 
 

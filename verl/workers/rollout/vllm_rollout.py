@@ -208,15 +208,20 @@ def check_model(config: PretrainedConfig, settings: EngineSettings) -> None:
 
 
 def cpu_kv_cache_bytes(config: PretrainedConfig, settings: EngineSettings) -> int:
-    """Bytes of KV cache for a CPU engine: up to 64 sequences of full length, at most 512 MiB, at least one sequence."""
+    """Bytes of KV cache for a CPU engine.
+
+    As asked for, else room for 64 sequences of full length within 512 MiB; never less than one sequence.
+    """
     text = config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // settings.tensor_parallel_size)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     per_block = 2 * text.num_hidden_layers * kv_heads * head_dim * settings.dtype.itemsize * _CPU_BLOCK
     blocks_per_row = -(-settings.max_model_len // _CPU_BLOCK)
-    wanted = per_block * blocks_per_row * min(settings.max_num_seqs, _CPU_KV_ROWS)
-    return max(min(wanted, _CPU_KV_CAP), per_block * (blocks_per_row + 2))
+    wanted = min(per_block * blocks_per_row * min(settings.max_num_seqs, _CPU_KV_ROWS), _CPU_KV_CAP)
+    if settings.kv_cache_memory_mb is not None:
+        wanted = settings.kv_cache_memory_mb << 20
+    return max(wanted, per_block * (blocks_per_row + 2))
 
 
 def _prepare_environment(settings: EngineSettings) -> None:
@@ -288,6 +293,8 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
         kwargs["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(config, settings)
     else:
         kwargs["enable_sleep_mode"] = settings.free_cache_engine
+        if settings.kv_cache_memory_mb is not None:
+            kwargs["kv_cache_memory_bytes"] = settings.kv_cache_memory_mb << 20
     if dist.is_initialized():
         kwargs["tensor_parallel_size"] = settings.tensor_parallel_size
         kwargs["distributed_executor_backend"] = "external_launcher"

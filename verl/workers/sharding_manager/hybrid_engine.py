@@ -1,0 +1,187 @@
+"""One process, two uses of the device: the training shard and the rollout engine.
+
+    train → begin_rollout: wake the engine's weights, stream parameters into them, wake its KV cache
+          → roll out
+          → end_rollout: the engine sleeps → train
+
+Weights travel only when they changed or the engine forgot them. After a sync `verify` asks both sides for the log-probs of
+the same tokens; they must agree within rounding. On CPU the same calls run, and sleeping frees nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from verl.workers.rollout.base import RolloutEngine, RolloutRequest, SamplingSettings, run_to_completion
+from verl.workers.rollout.rng import rng_state, set_rng_state
+from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
+
+logger = logging.getLogger(__name__)
+
+ScoreFn = Callable[[list[np.ndarray]], list[np.ndarray]]
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}  # mean gap of log-probs, nats
+_PROBE_ROWS, _PROBE_PROMPT, _PROBE_RESPONSE = 4, 16, 48
+
+
+class HybridEngine:
+    """Moves weights and device memory between `actor_module` and `engine`.
+
+    actor_module: FSDP2 or plain module, with or without LoRA adapters. dtype: of the engine's weights. device: where the
+    engine computes. tolerance: largest mean log-prob gap that `verify` accepts (None: by dtype). All methods are to be
+    called on all ranks together.
+    """
+
+    def __init__(
+        self,
+        actor_module: nn.Module,
+        engine: RolloutEngine,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        tolerance: float | None = None,
+    ) -> None:
+        self.module = actor_module
+        self.engine = engine
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.tolerance = _TOLERANCE[dtype] if tolerance is None else tolerance
+        self._version = 0
+        self._engine_version = -1  # of the weights in the engine; -1: none
+        self._trainer_rng: dict[str, Any] | None = None
+        self._sleep()
+
+    @property
+    def rolling_out(self) -> bool:
+        return self._trainer_rng is not None
+
+    def mark_updated(self) -> None:
+        """The actor's weights changed (an optimiser step, a loaded checkpoint)."""
+        assert not self.rolling_out, "weights must not change during a rollout"
+        self._version += 1
+
+    def begin_rollout(self) -> dict[str, float]:
+        """Give the engine its memory and the current weights.
+
+        Returns `timing_s/weight_sync` (seconds, the whole call), `perf/weight_sync/tensors` (0 if nothing had to travel)
+        and the memory ledger before and after.
+        """
+        assert not self.rolling_out, "begin_rollout called twice"
+        started = time.perf_counter()
+        self._trainer_rng = rng_state()
+        metrics = memory_ledger(self.device, "before_rollout")
+        plan = plan_weights(self.module) if self._engine_version != self._version else []
+        _release_cached(self.device)
+        self.engine.wake_up(["weights"])
+        if plan:
+            self._engine_version = -1
+            self.engine.load_weights(stream_weights(plan, self.dtype, self.device))
+            self._engine_version = self._version
+            _release_cached(self.device)
+        self.engine.wake_up(["kv_cache"])
+        if plan:
+            self.engine.reset_prefix_cache()
+        metrics.update(memory_ledger(self.device, "rollout"))
+        metrics["perf/weight_sync/tensors"] = float(len(plan))
+        metrics["timing_s/weight_sync"] = time.perf_counter() - started
+        return metrics
+
+    def end_rollout(self) -> dict[str, float]:
+        """Take the memory back for training. Returns `timing_s/engine_sleep` and the memory ledger after."""
+        assert self.rolling_out, "end_rollout without begin_rollout"
+        started = time.perf_counter()
+        self._sleep()
+        set_rng_state(self._trainer_rng)
+        self._trainer_rng = None
+        metrics = memory_ledger(self.device, "after_rollout")
+        metrics["timing_s/engine_sleep"] = time.perf_counter() - started
+        return metrics
+
+    def verify(self, score_fn: ScoreFn, sequences: Sequence[np.ndarray] | None = None) -> dict[str, float]:
+        """Compare the trainer's log-probs with the engine's, between begin_rollout and end_rollout.
+
+        score_fn: token id arrays to arrays of the log-probs, at temperature 1, of tokens 1.. given their prefix.
+        sequences: what to score; None lets the engine sample a few from random prompts, which also compares the log-probs
+        that come with sampled tokens. Returns `rollout/probe_gap_mean` and `..._max` in nats, the largest over ranks.
+        Raises RuntimeError on all ranks if the mean gap is beyond the tolerance on one.
+        """
+        assert self.rolling_out, "verify needs begin_rollout"
+        gaps: list[np.ndarray] = []
+        if sequences is None:
+            prompts, responses, sampled = self._sample_probe()
+            sequences = [np.concatenate(pair) for pair in zip(prompts, responses)]
+            trainer = score_fn(list(sequences))
+            gaps = [row[len(p) - 1 :] - log_probs for row, p, log_probs in zip(trainer, prompts, sampled)]
+        else:
+            trainer = score_fn(list(sequences))
+        gaps += [ours - theirs for ours, theirs in zip(trainer, self.engine.score(sequences))]
+        gap = np.abs(np.concatenate(gaps))
+        mean, largest = self._largest_over_ranks(float(gap.mean()), float(gap.max()))
+        if not mean <= self.tolerance:  # also catches NaN
+            raise RuntimeError(_advice(mean, largest, self.tolerance, self.dtype))
+        logger.info("log-probs of trainer and engine differ by %.2g on average, %.2g at most", mean, largest)
+        return {"rollout/probe_gap_mean": mean, "rollout/probe_gap_max": largest}
+
+    def _sample_probe(self) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        config, limit = self.engine.hf_config, self.engine.settings.max_model_len
+        prompt_length = max(1, min(_PROBE_PROMPT, limit // 4))
+        sampling = SamplingSettings(
+            temperature=1.0, max_tokens=min(_PROBE_RESPONSE, limit - prompt_length - 1), ignore_eos=True
+        )
+        draw = np.random.default_rng(0)
+        shape = (_PROBE_ROWS, prompt_length)
+        prompts = list(draw.integers(config.get_text_config().vocab_size, size=shape, dtype=np.int32))
+        requests = [RolloutRequest(f"probe-{i}", prompt, sampling, seed=i) for i, prompt in enumerate(prompts)]
+        results = {result.request_id: result for result in run_to_completion(self.engine, requests)}
+        ordered = [results[request.request_id] for request in requests]
+        return prompts, [result.response_ids for result in ordered], [result.log_probs for result in ordered]
+
+    def _largest_over_ranks(self, *values: float) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float32).nan_to_num(nan=float("inf")).to(self.device)
+        if dist.is_initialized():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def _sleep(self) -> None:
+        self.engine.sleep(2)
+        if self.engine.can_sleep:
+            self._engine_version = -1
+        _release_cached(self.device)
+
+
+def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
+    """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, free (CPU: rss)."""
+    key = f"perf/memory_gb/{border}"
+    if device.type != "cuda":
+        return {f"{key}/rss": psutil.Process().memory_info().rss / 2**30}
+    free, _ = torch.cuda.mem_get_info(device)
+    return {
+        f"{key}/allocated": torch.cuda.memory_allocated(device) / 2**30,
+        f"{key}/reserved": torch.cuda.memory_reserved(device) / 2**30,
+        f"{key}/free": free / 2**30,
+    }
+
+
+def _release_cached(device: torch.device) -> None:
+    """Hand cached blocks back to the driver: the engine's pool is outside torch's allocator."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def _advice(mean: float, largest: float, tolerance: float, dtype: torch.dtype) -> str:
+    return (
+        f"trainer and rollout engine disagree: mean log-prob gap {mean:.3g} (largest {largest:.3g}), accepted {tolerance:.3g}."
+        f" The engine runs in {str(dtype).removeprefix('torch.')}. Either weights did not arrive whole (a model whose"
+        " parameter names differ between transformers and vLLM, or an untied head that is tied in config.json), or the two"
+        " run different code for this model: try actor_rollout_ref.rollout.dtype=float32 or rollout.name=hf to tell which."
+        " If the gap is rounding that you accept, raise actor_rollout_ref.rollout.probe_tolerance."
+    )
