@@ -81,6 +81,7 @@ def build_prompt(
     history: str = "",
     history_count: int = 0,
     step_count: int = 0,
+    max_characters: int = MAX_PROMPT_CHARACTERS,
 ) -> str:
     """One turn's prompt.
 
@@ -91,9 +92,7 @@ def build_prompt(
         history: recent steps as ``SimpleMemory.fetch`` renders them; empty for the template without history.
         history_count: number of steps in ``history``.
         step_count: number of steps taken so far.
-
-    Returns:
-        The prompt; the history is left out where it would make the prompt longer than ``MAX_PROMPT_CHARACTERS``.
+        max_characters: a prompt with history that is longer leaves the history out.
     """
     slots = {
         "task_description": task,
@@ -108,7 +107,7 @@ def build_prompt(
             current_step=step_count + 1,
             **slots,
         )
-        if len(prompt) <= MAX_PROMPT_CHARACTERS:
+        if len(prompt) <= max_characters:
             return prompt
     return WEBSHOP_TEMPLATE_NO_HIS.format(**slots)
 
@@ -118,6 +117,7 @@ class WebshopDialogue:
 
     Args:
         history_length: how many recent (page, action) pairs a prompt shows; 0 or less shows none.
+        max_characters: a prompt with history that is longer leaves the history out.
 
     Attributes:
         task: the instruction of this episode.
@@ -125,8 +125,9 @@ class WebshopDialogue:
         admissible_actions: what can be done on the current page.
     """
 
-    def __init__(self, history_length: int) -> None:
+    def __init__(self, history_length: int, max_characters: int = MAX_PROMPT_CHARACTERS) -> None:
         self._history_length = max(history_length, 0)
+        self._max_characters = max_characters
         self._memory = SimpleMemory()
         self.task = ""
         self.observation = ""
@@ -152,7 +153,9 @@ class WebshopDialogue:
         if wanted <= 0 or steps == 0:
             return build_prompt(self.task, self.observation, self.admissible_actions)
         texts, counts = self._memory.fetch(wanted)
-        return build_prompt(self.task, self.observation, self.admissible_actions, texts[0], counts[0], steps)
+        return build_prompt(
+            self.task, self.observation, self.admissible_actions, texts[0], counts[0], steps, self._max_characters
+        )
 
     def _show(self, page: str, available: Mapping[str, Any]) -> None:
         self.observation = format_observation(page, self.task)

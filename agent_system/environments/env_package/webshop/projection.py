@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FALLBACK_CHARACTERS = 20
+_LONGEST_ACTION = 2_000
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _CALL = re.compile(r"(.+)\[(.+)\]")
 
@@ -21,13 +22,14 @@ def project_action(text: str) -> tuple[str, bool]:
 
     The action is the lower-cased, stripped text between the first ``<action>`` and the first ``</action>``; without
     both tags it is the last 20 characters. The form asks for both action tags in any case, literal ``<think>`` and
-    ``</think>`` and no character from U+4E00 to U+9FFF. An empty action has the right form, as in the original rule.
+    ``</think>`` and no character from U+4E00 to U+9FFF. An empty action has the right form, as in the original rule. An
+    action of more than 2,000 characters is no action but text that went astray: it counts as missing.
     """
     lowered = text.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
-    if start < 0 or end < 0:
-        return lowered[-_FALLBACK_CHARACTERS:], False
     action = lowered[start + len("<action>") : end].strip()
+    if start < 0 or end < 0 or len(action) > _LONGEST_ACTION:
+        return lowered[-_FALLBACK_CHARACTERS:], False
     valid = "<think>" in text and "</think>" in text and _CHINESE.search(text) is None
     return action, valid
 

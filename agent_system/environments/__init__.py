@@ -1,0 +1,1 @@
+"""Environments an agent acts in: the contract, the registry, the managers and their engines."""

@@ -1,0 +1,295 @@
+"""The vectorised WebShop: which goals are played, and the sessions that play them.
+
+Goals 0–499 are for validation, the rest for training. Training draws from a seeded stream in which every goal comes
+once before any comes again; validation plays a fixed list, the same at every evaluation. The group size says how many
+consecutive slots play the same goal.
+
+``env.webshop.compat_seeding=true`` draws as the reference does instead: independently at every reset, in validation
+too, so that its tasks change from one evaluation to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+
+from agent_system.environments.session_host import Raw, SessionFactory, SessionPool, count_hosts
+
+VALIDATION_GOALS = 500
+PERFECT_PURCHASE_REWARD = 10.0
+
+
+class WebshopSession:
+    """One shop session with the reward of the training task: 10 for a perfect purchase, else 0.
+
+    The shop's own score stays in ``info["task_score"]``. After the purchase the page stays as it is: a further step
+    changes nothing and brings no reward.
+    """
+
+    def __init__(self, shop_session: Any) -> None:
+        self._shop = shop_session
+        self._last: dict[str, Any] = {}
+
+    def reset(self, task: int) -> Raw:
+        page = self._shop.reset(int(task))
+        return self._reply(page, done=False, score=0.0)
+
+    def step(self, action: str) -> Raw:
+        if self._last["done"]:
+            return self._last | {"reward": 0.0}
+        page, score, done, _ = self._shop.step(action)
+        return self._reply(page, bool(done), float(score))
+
+    def _reply(self, page: str, done: bool, score: float) -> Raw:
+        won = done and score == 1.0
+        self._last = {
+            "observation": page,
+            "reward": PERFECT_PURCHASE_REWARD if won else 0.0,
+            "done": done,
+            "info": {"available_actions": self._shop.available_actions(), "task_score": score, "won": won},
+        }
+        return self._last
+
+
+def build_sessions(webshop_config: Any) -> SessionFactory:
+    """Opens the shop once in this process and returns what makes sessions in it."""
+    from agent_system.environments.env_package.webshop.session import ShopSession, load_shop
+
+    server = load_shop(webshop_config)
+
+    def make_session() -> WebshopSession:
+        return WebshopSession(ShopSession(server))
+
+    make_session.num_goals = len(server.goals)  # type: ignore[attr-defined]
+    return make_session
+
+
+def _num_goals(factory: Any) -> int:
+    return int(factory.num_goals)
+
+
+class TrainingGoals:
+    """Goals ``first .. num_goals-1`` in a seeded order, a new order each time all have been played.
+
+    What group ``g`` plays at attempt ``a`` of a rollout is fixed by the seed and by how many goals were drawn before;
+    it does not depend on which group asks first.
+    """
+
+    def __init__(self, num_goals: int, num_groups: int, seed: int, first: int = VALIDATION_GOALS) -> None:
+        if num_goals - first < num_groups:
+            raise ValueError(
+                f"the shop has {num_goals} goals; the first {first} are for validation, which leaves "
+                f"{max(num_goals - first, 0)} for the {num_groups} training tasks of a step: use more products "
+                "(env.webshop.num_products, env.webshop.data_dir), other instructions (env.webshop.human_goals) or "
+                "lower data.train_batch_size"
+            )
+        self._first, self._count, self._groups, self._seed = first, num_goals - first, num_groups, seed
+        self._drawn = 0
+        self._waves: list[list[int]] = []
+
+    def task(self, group: int, attempt: int, block: int) -> int:
+        while len(self._waves) <= attempt:
+            self._waves.append([self._at(self._drawn + i) for i in range(self._groups)])
+            self._drawn += self._groups
+        return self._waves[attempt][group]
+
+    def new_rollout(self) -> None:
+        self._waves = []
+
+    def _at(self, position: int) -> int:
+        round_number, index = divmod(position, self._count)
+        return self._first + int(self._order(round_number)[index])
+
+    def _order(self, round_number: int) -> np.ndarray:
+        return np.random.default_rng([self._seed, round_number]).permutation(self._count)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self._drawn, "goals": self._count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["goals"] != self._count:
+            raise ValueError(
+                f"the checkpoint was made with {state['goals']} training goals, this shop has {self._count}: "
+                "env.webshop.* must be what it was, or set trainer.resume_mode=disable"
+            )
+        self._drawn = state["drawn"]
+        self._waves = []
+
+
+class ValidationGoals:
+    """A fixed order of the validation goals, spread evenly over them however many are played.
+
+    Block ``b`` of ``num_groups`` tasks is the ``b``-th part of that order. A larger set contains every smaller one.
+    """
+
+    def __init__(self, num_goals: int, num_groups: int, count: int = VALIDATION_GOALS) -> None:
+        self._order = spread_order(min(num_goals, count))
+        self._groups = num_groups
+
+    def task(self, group: int, attempt: int, block: int) -> int:
+        position = block * self._groups + group
+        if position >= len(self._order):
+            raise ValueError(
+                f"there are {len(self._order)} validation tasks and each is played once: the validation data "
+                f"(data.val_files, data.val_batch_size) ask for task number {position + 1}"
+            )
+        return self._order[position]
+
+    def new_rollout(self) -> None:
+        """Nothing is remembered between rollouts."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """There is no state."""
+
+
+class CompatibleGoals:
+    """The reference's draws: distinct goals at every reset from one ``RandomState``, in training and validation."""
+
+    def __init__(self, num_goals: int, num_groups: int, seed: int, is_train: bool) -> None:
+        low, high = (VALIDATION_GOALS, num_goals) if is_train else (0, min(VALIDATION_GOALS, num_goals))
+        if high - low < num_groups:
+            raise ValueError(
+                f"the shop has {high - low} goals to draw {num_groups} different tasks from: use more "
+                "products (env.webshop.num_products) or smaller data.train_batch_size, data.val_batch_size"
+            )
+        self._goals, self._groups, self._seed = np.arange(low, high), num_groups, seed
+        self.load_state_dict({"draws": 0})
+
+    def task(self, group: int, attempt: int, block: int) -> int:
+        while len(self._waves) <= attempt:
+            self._waves.append(self._draw())
+        return int(self._waves[attempt][group])
+
+    def new_rollout(self) -> None:
+        self._waves = []
+
+    def _draw(self) -> np.ndarray:
+        self._draws += 1
+        return self._rng.choice(self._goals, size=self._groups, replace=False)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._rng = np.random.RandomState(self._seed)
+        self._draws = 0
+        self._waves: list[np.ndarray] = []
+        for _ in range(state["draws"]):
+            self._draw()
+
+
+def spread_order(count: int) -> list[int]:
+    """``0 .. count-1`` in an order whose every beginning lies evenly over the range (steps of the golden ratio)."""
+    stride = max(1, round(count * (math.sqrt(5) - 1) / 2))
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    return [(i * stride) % count for i in range(count)]
+
+
+class WebshopVectorEnv:
+    """``num_groups × group_size`` WebShop sessions in the hosts of a pool.
+
+    Args:
+        pool: where the sessions live; training and validation share one.
+        goals: which goal each group plays.
+        num_groups: different goals at a time.
+        group_size: sessions per goal.
+        namespace: tells the sessions of this environment from others in the same pool.
+        owns_pool: whether ``close`` ends the pool.
+    """
+
+    def __init__(
+        self, pool: SessionPool, goals: Any, num_groups: int, group_size: int, namespace: str, owns_pool: bool = True
+    ) -> None:
+        self.num_groups, self.group_size = num_groups, group_size
+        self.num_episodes = num_groups * group_size
+        self._pool, self._goals, self._namespace, self.owns_pool = pool, goals, namespace, owns_pool
+
+    def draw(self, groups: Sequence[int], attempt: int = 0, block: int = 0) -> list[tuple[int, int]]:
+        """``(slot, goal)`` for every slot of ``groups``."""
+        if attempt == 0:
+            self._goals.new_rollout()
+        tasks = []
+        for group in groups:
+            goal = self._goals.task(group, attempt, block)
+            tasks += [(group * self.group_size + member, goal) for member in range(self.group_size)]
+        return tasks
+
+    def submit_resets(self, tasks: Sequence[tuple[int, int]], fresh: bool = False) -> list[ray.ObjectRef]:
+        return self._pool.submit_resets(tasks, self._namespace, fresh)
+
+    def submit_steps(self, actions: Sequence[tuple[int, str]]) -> list[ray.ObjectRef]:
+        return self._pool.submit_steps(actions, self._namespace)
+
+    def collect(self, ref: ray.ObjectRef) -> list[tuple[int, Raw]]:
+        return self._pool.collect(ref)
+
+    def expire(self, ref: ray.ObjectRef, reason: str) -> list[tuple[int, Raw]]:
+        return self._pool.expire(ref, reason)
+
+    def state_dict(self) -> dict[str, int]:
+        """Position in the stream of goals."""
+        return self._goals.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._goals.load_state_dict(state)
+
+    def close(self) -> None:
+        if self.owns_pool:
+            self._pool.close()
+
+
+def make_pool(
+    webshop_config: Any,
+    num_episodes: int,
+    resources_per_worker: Any,
+    num_workers: int | None = None,
+    builder: Callable[[Any], SessionFactory] = build_sessions,
+    **limits: float,
+) -> SessionPool:
+    """A pool of as many hosts as ``num_episodes`` sessions of these resources deserve."""
+    hosts = count_hosts(num_episodes, resources_per_worker.num_cpus, num_workers)
+    gpus = min(1.0, resources_per_worker.num_gpus * num_episodes / hosts)
+    return SessionPool(partial(builder, webshop_config), hosts, num_gpus=gpus, **limits)
+
+
+def build_webshop_envs(
+    seed: int,
+    env_num: int,
+    group_n: int,
+    resources_per_worker: Any,
+    is_train: bool = True,
+    env_kwargs: Any = None,
+    pool: SessionPool | None = None,
+) -> WebshopVectorEnv:
+    """A vectorised WebShop.
+
+    Args:
+        seed: of the stream of training goals.
+        env_num: number of different goals at a time.
+        group_n: sessions per goal.
+        resources_per_worker: with ``num_cpus`` and ``num_gpus`` per session.
+        is_train: goals 500 and above in a seeded order, else the fixed validation goals.
+        env_kwargs: the ``env.webshop`` part of the configuration.
+        pool: of another environment to share hosts with.
+
+    Raises:
+        ValueError: the shop has too few goals.
+    """
+    own_pool = pool is None
+    pool = pool or make_pool(env_kwargs, env_num * group_n, resources_per_worker)
+    num_goals = pool.call(_num_goals)
+    goals: Any
+    if env_kwargs.compat_seeding:
+        goals = CompatibleGoals(num_goals, env_num, seed, is_train)
+    else:
+        goals = TrainingGoals(num_goals, env_num, seed) if is_train else ValidationGoals(num_goals, env_num)
+    return WebshopVectorEnv(pool, goals, env_num, group_n, "train" if is_train else "val", owns_pool=own_pool)

@@ -1,0 +1,237 @@
+"""Environment sessions in worker processes: many sessions a process, one process unable to hurt another.
+
+A *session* is one episode's environment: ``reset(task)`` and ``step(action)``, both returning a raw reply (a dict). A
+``SessionHost`` is a Ray actor that holds many of them and whatever they share. A ``SessionPool`` is the driver's side:
+it spreads slots over hosts, remembers which slots a pending reply is for, and replaces a host that died or hangs.
+
+What goes wrong comes back as a raw reply ``{"error": text}`` for exactly the slots concerned: the one session whose
+code raised or ran over its time, or all slots of a pending reply whose host was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+logger = logging.getLogger(__name__)
+
+Raw = Mapping[str, Any]
+
+
+class Session(Protocol):
+    """One episode's environment, used over and over."""
+
+    def reset(self, task: Any) -> Raw: ...
+
+    def step(self, action: Any) -> Raw: ...
+
+
+SessionFactory = Callable[[], Session]
+HostBuilder = Callable[[], SessionFactory]
+"""Runs once in every host (opens what the sessions share) and returns the factory of its sessions. Picklable."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises ``TimeoutError`` inside the block after ``seconds``; only in a process's main thread, elsewhere no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expired(signum: int, frame: Any) -> None:
+        raise TimeoutError(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class SessionHost:
+    """Many sessions in one process; a plain class, made a Ray actor by ``SessionPool``."""
+
+    def __init__(self, builder: HostBuilder, reset_limit_s: float, step_limit_s: float) -> None:
+        self._builder = builder
+        self._factory: SessionFactory | None = None
+        self._reset_limit_s = reset_limit_s
+        self._step_limit_s = step_limit_s
+        self._sessions: dict[str, Session] = {}
+
+    def reset(self, tasks: Sequence[tuple[str, Any]], fresh: bool = False) -> list[Raw]:
+        """Starts a task in each named session; ``fresh`` makes new sessions instead of using those there are."""
+        self.build()
+        return [self._guarded(self._reset_one, name, task, fresh, limit=self._reset_limit_s) for name, task in tasks]
+
+    def step(self, actions: Sequence[tuple[str, Any]]) -> list[Raw]:
+        return [self._guarded(self._step_one, name, action, limit=self._step_limit_s) for name, action in actions]
+
+    def build(self) -> int:
+        """Runs the builder if it has not run yet; returns the process id."""
+        if self._factory is None:
+            self._factory = self._builder()
+        return os.getpid()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Result of ``function(session_factory, *args)``: for questions about what the sessions share."""
+        self.build()
+        return function(self._factory, *args)
+
+    def _reset_one(self, name: str, task: Any, fresh: bool) -> Raw:
+        if fresh or name not in self._sessions:
+            assert self._factory is not None, "reset builds the factory first"
+            self._sessions[name] = self._factory()
+        return self._sessions[name].reset(task)
+
+    def _step_one(self, name: str, action: Any) -> Raw:
+        if name not in self._sessions:
+            raise RuntimeError("the session is gone: its host was replaced")
+        return self._sessions[name].step(action)
+
+    def _guarded(self, function: Callable[..., Raw], name: str, *args: Any, limit: float) -> Raw:
+        try:
+            with _time_limit(limit):
+                return function(name, *args)
+        except Exception as error:  # noqa: BLE001  any error of environment code is this session's own
+            self._sessions.pop(name, None)
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def count_hosts(num_episodes: int, cpus_per_episode: float, num_workers: int | None = None) -> int:
+    """Number of host processes: what was asked for, else the CPUs the episodes count for, at most half of Ray's."""
+    if num_workers is not None:
+        return max(1, min(num_workers, num_episodes))
+    available = int(ray.cluster_resources().get("CPU", 1))
+    return max(1, min(math.ceil(num_episodes * cpus_per_episode), available // 2))
+
+
+class SessionPool:
+    """Slots spread over host processes.
+
+    Args:
+        builder: what each host runs once.
+        num_hosts: number of host processes.
+        num_gpus: GPUs that Ray reserves for each host.
+        reset_limit_s: time limit of one session reset, seconds.
+        step_limit_s: time limit of one session step, seconds.
+        start_limit_s: time limit of building a host, seconds.
+
+    The hosts take no logical CPU from Ray: a share of a core per episode is a rule for how many there are, and
+    must not keep the training ranks from being placed.
+    """
+
+    def __init__(
+        self,
+        builder: HostBuilder,
+        num_hosts: int,
+        *,
+        num_gpus: float = 0,
+        reset_limit_s: float = 300,
+        step_limit_s: float = 120,
+        start_limit_s: float = 1200,
+    ) -> None:
+        self._arguments = (builder, reset_limit_s, step_limit_s)
+        self._start_limit_s = start_limit_s
+        self._actor_class = ray.remote(num_cpus=0, num_gpus=num_gpus, max_restarts=0, scheduling_strategy="SPREAD")(
+            SessionHost
+        )
+        self._hosts = [self._new_host() for _ in range(num_hosts)]
+        self._pending: dict[ray.ObjectRef, tuple[int, Any, list[tuple[str, int]]]] = {}
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self._hosts)
+
+    def wait_until_built(self) -> list[int]:
+        """Waits for every host to have run its builder; returns their process ids.
+
+        Raises:
+            ValueError: what the builder raised for a user's mistake, as it was raised.
+            TimeoutError: a host was not built in time.
+        """
+        refs = [host.build.remote() for host in self._hosts]
+        ready, late = ray.wait(refs, num_returns=len(refs), timeout=self._start_limit_s)
+        if late:
+            raise TimeoutError(
+                f"{len(late)} of {len(refs)} environment processes were not ready within "
+                f"trainer.start_timeout={self._start_limit_s} s"
+            )
+        try:
+            return ray.get(ready)
+        except RayTaskError as error:
+            if isinstance(error.cause, ValueError):
+                raise error.cause from None
+            raise
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Result of ``function(session_factory, *args)`` in the first host."""
+        return ray.get(self._hosts[0].call.remote(function, *args), timeout=self._start_limit_s)
+
+    def submit_resets(
+        self, tasks: Sequence[tuple[int, Any]], namespace: str = "", fresh: bool = False
+    ) -> list[ray.ObjectRef]:
+        """Starts tasks: ``(slot, task)`` pairs. One reference per host concerned."""
+        return self._submit("reset", tasks, namespace, fresh)
+
+    def submit_steps(self, actions: Sequence[tuple[int, Any]], namespace: str = "") -> list[ray.ObjectRef]:
+        """Acts: ``(slot, action)`` pairs. One reference per host concerned."""
+        return self._submit("step", actions, namespace)
+
+    def collect(self, ref: ray.ObjectRef) -> list[tuple[int, Raw]]:
+        """Raw replies of a reference that is ready, ``(slot, raw)``; errors for all its slots if its host died."""
+        number, host, slots = self._pending.pop(ref)
+        try:
+            replies = ray.get(ref)
+        except RayError as error:
+            self._replace(number, host, f"{type(error).__name__}")
+            return [(slot, {"error": f"the environment process died: {type(error).__name__}"}) for _, slot in slots]
+        return [(slot, raw) for (_, slot), raw in zip(slots, replies, strict=True)]
+
+    def expire(self, ref: ray.ObjectRef, reason: str) -> list[tuple[int, Raw]]:
+        """Gives up on a reference: its host is ended and replaced, its slots get an error."""
+        number, host, slots = self._pending.pop(ref)
+        self._replace(number, host, reason)
+        return [(slot, {"error": reason}) for _, slot in slots]
+
+    def close(self) -> None:
+        """Ends all hosts; a second call does nothing."""
+        for host in self._hosts:
+            ray.kill(host)
+        self._hosts = []
+        self._pending.clear()
+
+    def _submit(self, method: str, items: Sequence[tuple[int, Any]], namespace: str, *args: Any) -> list[ray.ObjectRef]:
+        by_host: dict[int, list[tuple[int, Any]]] = defaultdict(list)
+        for slot, payload in items:
+            by_host[slot % len(self._hosts)].append((slot, payload))
+        refs = []
+        for number, mine in by_host.items():
+            host = self._hosts[number]
+            names = [(f"{namespace}{slot}", slot) for slot, _ in mine]
+            payload = [(name, item) for (name, _), (_, item) in zip(names, mine, strict=True)]
+            ref = getattr(host, method).remote(payload, *args)
+            self._pending[ref] = (number, host, names)
+            refs.append(ref)
+        return refs
+
+    def _new_host(self) -> Any:
+        return self._actor_class.remote(*self._arguments)
+
+    def _replace(self, number: int, host: Any, reason: str) -> None:
+        if self._hosts[number] is not host:  # replaced already, for another reply of the same process
+            return
+        logger.warning("environment process %d is replaced: %s", number, reason)
+        ray.kill(host)
+        self._hosts[number] = self._new_host()
