@@ -1,0 +1,121 @@
+"""The typed form of ``sft_trainer.yaml``. Defaults live in the YAML alone; imports neither torch nor ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SFTDataConfig:
+    train_files: Any
+    val_files: Any
+    prompt_key: str
+    response_key: str
+    max_length: int
+    truncation: str
+    apply_chat_template: bool
+    append_eos: bool
+    train_batch_size: int
+    max_token_len_per_gpu: int
+
+
+@dataclass(frozen=True)
+class SFTShardingConfig:
+    fsdp_size: int
+    model_dtype: str | None
+    reshard_after_forward: bool
+
+
+@dataclass(frozen=True)
+class SFTModelConfig:
+    path: str
+    tokenizer_path: str | None
+    override_config: dict[str, Any]
+    random_init: bool
+    enable_gradient_checkpointing: bool
+    trust_remote_code: bool
+    torch_compile: bool
+    lora_rank: int
+    lora_alpha: float
+    target_modules: Any
+    fsdp_config: SFTShardingConfig
+
+
+@dataclass(frozen=True)
+class SFTOptimConfig:
+    lr: float
+    betas: list[float]
+    weight_decay: float
+    clip_grad: float
+    lr_scheduler: str
+    warmup_steps_ratio: float
+    min_lr_ratio: float
+
+
+@dataclass(frozen=True)
+class SFTRunConfig:
+    device: str
+    default_local_dir: str
+    project_name: str
+    experiment_name: str
+    logger: list[str]
+    total_epochs: int
+    total_training_steps: int | None
+    seed: int
+    log_freq: int
+    save_freq: int
+    test_freq: int
+    max_ckpt_to_keep: int | None
+    resume_mode: str
+    export_dir: str | None
+    export_dtype: str | None
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    data: SFTDataConfig
+    model: SFTModelConfig
+    optim: SFTOptimConfig
+    trainer: SFTRunConfig
+
+
+def sft_config(tree: dict[str, Any]) -> SFTConfig:
+    """The composed, resolved YAML tree as ``SFTConfig``.
+
+    Raises:
+        ValueError: an unknown or missing key, or a value outside its choices; the message names the key.
+    """
+    config = SFTConfig(
+        data=_section(SFTDataConfig, tree, "data"),
+        model=_section(
+            SFTModelConfig,
+            {
+                "model": {
+                    **tree["model"],
+                    "fsdp_config": _section(SFTShardingConfig, tree["model"], "fsdp_config"),
+                }
+            },
+            "model",
+        ),
+        optim=_section(SFTOptimConfig, tree, "optim"),
+        trainer=_section(SFTRunConfig, tree, "trainer"),
+    )
+    _check_choice("optim.lr_scheduler", config.optim.lr_scheduler, ("cosine", "constant"))
+    _check_choice("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
+    _check_choice("trainer.resume_mode", config.trainer.resume_mode, ("auto", "disable"))
+    if config.data.train_batch_size <= 0:
+        raise ValueError("data.train_batch_size must be positive")
+    return config
+
+
+def _section(kind: type, tree: dict[str, Any], name: str) -> Any:
+    try:
+        return kind(**tree[name])
+    except TypeError as error:
+        raise ValueError(f"section {name} of the SFT config does not fit: {error}") from None
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{key}={value!r}: use one of {', '.join(choices)}")

@@ -1,0 +1,1 @@
+"""Checkpoints: sharded state to resume from, Hugging Face folders to use elsewhere."""

@@ -1,0 +1,149 @@
+"""Rows for supervised fine-tuning: a prompt, and the response the model is to learn after it.
+
+Files are parquet, or JSON lines. A column may hold strings or lists of token ids; lists are used exactly as they are,
+strings are tokenised here. A multi-turn episode is several rows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+TRUNCATION = ("error", "left", "right")
+
+
+class SFTDataset:
+    """All rows as int32 arrays in memory.
+
+    Args:
+        files: one path or several.
+        tokenizer: needed for string columns only.
+        prompt_key, response_key: column names.
+        max_length: most tokens of prompt and response together.
+        truncation: what happens to longer rows: ``error``; ``left`` cuts the prompt's start; ``right`` cuts the
+            response's end. At least one prompt token stays.
+        apply_chat_template: string prompts become one user turn of the tokenizer's chat template.
+        append_eos: string responses end with the tokenizer's end-of-sequence token.
+    """
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        tokenizer: Any | None = None,
+        prompt_key: str = "prompt",
+        response_key: str = "response",
+        max_length: int = 1024,
+        truncation: str = "error",
+        apply_chat_template: bool = False,
+        append_eos: bool = True,
+    ) -> None:
+        if truncation not in TRUNCATION:
+            raise ValueError(f"data.truncation={truncation!r}: use one of {TRUNCATION}")
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.truncation = truncation
+        self.apply_chat_template = apply_chat_template
+        self.append_eos = append_eos
+        self.prompts: list[np.ndarray] = []
+        self.responses: list[np.ndarray] = []
+        for path in [files] if isinstance(files, str) else files:
+            for prompt, response in zip(*read_columns(path, (prompt_key, response_key)), strict=True):
+                self._add(self._encode_prompt(prompt), self._encode_response(response))
+        if not self.prompts:
+            raise ValueError(f"no rows in {files}: check data.train_files")
+        lengths = [len(p) + len(r) for p, r in zip(self.prompts, self.responses)]
+        self.lengths = np.array(lengths, dtype=np.int64)
+        logger.info(
+            "%d rows, %d tokens, %d of them learnt", len(self), self.lengths.sum(), sum(map(len, self.responses))
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """``(prompt ids, response ids)``."""
+        return self.prompts[index], self.responses[index]
+
+    def _encode_prompt(self, prompt: Any) -> np.ndarray:
+        if not isinstance(prompt, str):
+            return np.asarray(prompt, dtype=np.int32)
+        text = prompt
+        if self.apply_chat_template:
+            chat = [{"role": "user", "content": prompt}]
+            text = self._tokenizer().apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return np.asarray(self._tokenizer().encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def _encode_response(self, response: Any) -> np.ndarray:
+        if not isinstance(response, str):
+            return np.asarray(response, dtype=np.int32)
+        ids = self._tokenizer().encode(response, add_special_tokens=False)
+        return np.asarray(ids + [self._tokenizer().eos_token_id] if self.append_eos else ids, dtype=np.int32)
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise ValueError("rows with text need a tokenizer: set model.tokenizer_path, or give lists of token ids")
+        return self.tokenizer
+
+    def _add(self, prompt: np.ndarray, response: np.ndarray) -> None:
+        row = len(self.prompts)
+        if len(prompt) == 0 or len(response) == 0:
+            raise ValueError(f"row {row} has an empty prompt or response")
+        excess = len(prompt) + len(response) - self.max_length
+        if excess > 0:
+            if self.truncation == "error":
+                raise ValueError(
+                    f"row {row} has {excess + self.max_length} tokens: raise data.max_length above {self.max_length}, or set "
+                    "data.truncation to left or right"
+                )
+            if self.truncation == "left":
+                prompt = prompt[min(excess, len(prompt) - 1) :]
+            response = response[: self.max_length - len(prompt)]
+            if len(response) == 0:
+                raise ValueError(f"row {row}: the prompt alone fills data.max_length={self.max_length}")
+        self.prompts.append(prompt)
+        self.responses.append(response)
+
+
+def read_columns(path: str, columns: Sequence[str]) -> list[list[Any]]:
+    """Columns of a parquet or JSON-lines file, one list per column.
+
+    Raises:
+        ValueError: missing file or column.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"data file {path} does not exist: check data.train_files and data.val_files")
+    if Path(path).suffix in (".jsonl", ".json"):
+        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = set(rows[0]) if rows else set(columns)
+        table = {name: [row[name] for row in rows] for name in columns if name in names}
+    else:
+        import pyarrow.parquet as pq
+
+        names = set(pq.read_schema(path).names)
+        found = [name for name in columns if name in names]
+        table = {name: _values(pq.read_table(path, columns=[name])[name]) for name in found}
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise ValueError(
+            f"{path} has no column {missing}: set data.prompt_key and data.response_key to two of {sorted(names)}"
+        )
+    return [table[name] for name in columns]
+
+
+def _values(column: Any) -> list[Any]:
+    """A parquet column as python strings or numpy arrays (lists are not boxed element by element)."""
+    if "list" not in str(column.type):
+        return column.to_pylist()
+    values = []
+    for chunk in column.chunks:
+        flat = chunk.flatten().to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))])
+        values.extend(flat[a:b] for a, b in zip(offsets[:-1].astype(int), offsets[1:].astype(int)))
+    return values

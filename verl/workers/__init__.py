@@ -1,0 +1,1 @@
+"""What a rank does: actor, critic, rollout, and the weights between them."""

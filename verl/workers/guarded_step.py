@@ -1,0 +1,77 @@
+"""The optimiser step all trainers share: clip, refuse what is not finite, step.
+
+A non-finite loss or gradient norm on any rank skips the step on every rank (the norm is global, so all agree without
+another collective; the loss flag is reduced by the caller). Three skipped steps in a row stop the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from verl.utils.fsdp_utils import clip_gradients
+
+logger = logging.getLogger(__name__)
+
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+class GuardedOptimizer:
+    """An optimiser with clipping and a watch on non-finite values.
+
+    Attributes:
+        skipped_steps: steps skipped since construction.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        grad_clip: float,
+        on_skip: Callable[[], None] | None = None,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.grad_clip = grad_clip
+        self.on_skip = on_skip
+        self.skipped_steps = 0
+        self._skipped_in_a_row = 0
+
+    def step(self, loss: torch.Tensor) -> tuple[float, bool]:
+        """One optimiser step on the gradients at hand, which are dropped afterwards.
+
+        Args:
+            loss: 0-dim, the mini-batch loss, the same on all ranks.
+
+        Returns:
+            ``(gradient norm before clipping, whether the step was taken)``.
+
+        Raises:
+            RuntimeError: the third step in a row that had to be skipped.
+        """
+        norm = clip_gradients(self.module.parameters(), self.grad_clip)
+        # One transfer for both numbers; a non-finite value anywhere survives the sum of squares in the norm.
+        loss_value, norm_value = torch.stack([loss.detach().float().to(norm.device), norm.float()]).tolist()
+        finite = all(abs(value) < float("inf") for value in (loss_value, norm_value))
+        if finite:
+            self.optimizer.step()
+            self._skipped_in_a_row = 0
+        else:
+            self._skip(loss_value, norm_value)
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm_value, finite
+
+    def _skip(self, loss: float, norm: float) -> None:
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        logger.warning("optimiser step skipped: loss %s, gradient norm %s", loss, norm)
+        if self.on_skip is not None:
+            self.on_skip()
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise RuntimeError(
+                f"{self._skipped_in_a_row} optimiser steps in a row had a non-finite loss or gradient "
+                f"(last: loss {loss}, gradient norm {norm}). Lower optim.lr or look at the rewards and advantages."
+            )
