@@ -1,0 +1,1 @@
+"""Where rank 0 of a group publishes its address."""
