@@ -19,22 +19,24 @@ from typing import Any
 __all__ = ["ExpertSkill", "PageView", "Result", "ScriptedExpert", "Wish", "read_page", "read_task"]
 
 SEPARATOR = " [SEP] "
-_MOST_REJECTED = 3  # products looked at in vain before the shopper settles for the best one left
+_MOST_REJECTED = 4  # products looked at in vain before the shopper settles for the best one left
 
 _CAP = re.compile(r",? and price lower than ([\d.]+) dollars\s*$")
 _NAMED_OPTIONS = re.compile(r" with (?=[^:,]+: )")
 _PRICE = re.compile(r"\$([\d.]+)")
+_BY_BRAND = re.compile(r" by (\w+)")
 _WORD = re.compile(r"[^\W_]+(?:['.-][^\W_]+)*")
 _LEAD_INS = re.compile(
     r"^(?:please |can you |could you |my old one broke, so |help me )*"
     r"(?:i(?:'m| am) looking for|i would like|i want to buy|i want|i need|find me|find|show me|get me|looking for|buy)?"
-    r"\s*(?:an? )?(?=\S)",
+    r"\b\s*(?:an? )?(?=\S)",
     re.IGNORECASE,
 )
-_FILLERS = frozenset(
+_FILLER_TEXT = (
     "a an the i im i'm am is are be it its that which has have and or with in of for to on by me my you can could would "
-    "like want need find show get buy help please looking some one so old broke should must also".split()
+    "like want need find show get buy help please looking some one so old broke should must also"
 )
+_FILLERS = frozenset(_FILLER_TEXT.split())
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ExpertSkill:
         lazy_query: searches with the last words of the wish only.
         ignore_price: does not look at the price.
         skip_checks: buys where a look at the features, or going back, would have been wise.
-        wander: now and then opens a sub-page for nothing, or turns a page of results.
+        wander: opens the description of the first product for nothing.
     """
 
     skip_options: float = 0.0
@@ -175,6 +177,13 @@ def _words_of(text: str) -> set[str]:
     return set(_WORD.findall(text.lower()))
 
 
+def _short_name(title: str) -> str:
+    """The brand where the title tells it ("Hoodie by Norvale, ..."), else the first word, which mostly is the brand."""
+    by_brand = _BY_BRAND.search(title)
+    first = by_brand.group(1) if by_brand else title.split(" ", 1)[0]
+    return first.lower().strip(",")
+
+
 def _respond(thought: str, action: str) -> str:
     return f"<think>{thought}</think><action>{action}</action>"
 
@@ -231,25 +240,25 @@ class ScriptedExpert:
         self._checked_features = False
         self._chosen: list[str] = []
         self._to_skip: int | None = None
+        self._wandered = self._came_back = False
 
     # --- search page -------------------------------------------------------------------------------------------
 
     def _search(self) -> str:
         self._searched = True
         words = self._wish.words
+        thought = "search for the product and what it must have"
         if self._is_lazy:
             words = words[-2:]
+            thought = "search for this sort of product"
         query = " ".join(words) or self._wish.text or "product"
-        return _respond("search for the product and what it must have", f"search[{query}]")
+        return _respond(thought, f"search[{query}]")
 
     # --- result page -------------------------------------------------------------------------------------------
 
     def _choose_product(self, view: PageView) -> str:
         self._checked_features = False
         self._chosen = []
-        if self._wanders and self._turned_pages == 0 and "next >" in view.clickables:
-            self._turned_pages += 1
-            return _respond("see what else there is on the next page", "click[next >]")
         ranked = sorted(
             (result for result in view.results if result.asin not in self._rejected), key=self._rank_of(view.results)
         )
@@ -259,16 +268,13 @@ class ScriptedExpert:
             return _respond(f"nothing here fits below {self._cap_text()}, look further", "click[next >]")
         if not ranked:
             return self._start_over()
-        pick = (affordable or ranked)[0]
-        if self._takes_wrong:
-            pick = self._rng.choice(ranked[1:4] or ranked)
-            self._takes_wrong = False
+        pick = self._rng.choice(ranked[1:4] or ranked) if self._takes_wrong else (affordable or ranked)[0]
         self._current = pick
         self._missing = set(self._wish.words) - _words_of(pick.title)
         return _respond(self._praise(pick), f"click[{pick.asin.lower()}]")
 
     def _start_over(self) -> str:
-        """No product left to look at: forget the rejections and search with fewer words, or take anything."""
+        """No product left to look at: forget the rejections and search with fewer words."""
         self._rejected.clear()
         self._is_lazy = True
         self._searched = False
@@ -292,39 +298,53 @@ class ScriptedExpert:
         return f"{self._wish.cap:g}"
 
     def _praise(self, pick: Result) -> str:
-        name = " ".join(pick.title.lower().replace(",", "").split()[:1])
-        wanted = self._wish.text
+        name, price = _short_name(pick.title), pick.price_text()
+        if self._takes_wrong:
+            return f"{name} at {price} looks good"
         if self._wish.cap == float("inf") or self._ignores_price:
-            return f"want {wanted}: {name} at {pick.price_text()}"
-        return f"want {wanted} below {self._cap_text()}: {name} at {pick.price_text()}"
+            return f"want {self._wish.text}: {name} at {price}"
+        return f"want {self._wish.text} below {self._cap_text()}: {name} at {price}"
 
     # --- item page ---------------------------------------------------------------------------------------------
 
     def _use_item(self, view: PageView) -> str:
         wanted, absent = self._wanted_options(view)
-        may_reject = (
-            self._current is not None and len(self._rejected) < _MOST_REJECTED and not self._skips_checks
-        )
-        if absent and may_reject:
-            return self._reject(f"{absent} is not offered here, go back")
-        if self._missing and not self._checked_features and may_reject:
-            known = _words_of(" ".join([*view.options, *self._all_values(view)]))
-            self._missing -= known
-            if self._missing:
-                return _respond(f"check the features for {self._missing_text()}", "click[features]")
-        if self._missing and self._checked_features and may_reject:
-            return self._reject(f"{self._missing_text()} is missing, go back")
+        if self._wanders and not self._wandered:
+            self._wandered = True
+            return _respond("read the description first", "click[description]")
+        objection = self._object(view, absent)
+        if objection:
+            return objection
         if self._to_skip is None:
             self._to_skip = self._rng.randint(1, max(len(wanted), 1)) if self._skips_options else 0
-        wanted = wanted[: len(wanted) - self._to_skip] if self._to_skip else wanted
         left = [pair for pair in wanted if pair[1] not in self._chosen]
-        if left:
+        if len(left) > self._to_skip:
             group, value = left[0]
-            after = f", then {left[1][0]} {left[1][1]}" if len(left) > 1 else ""
+            thought = f"choose {group} {value}"
+            if self._chosen:
+                thought = f"{self._chosen[-1]} is chosen, now {group} {value}"
+            elif len(left) > 1:
+                thought += f", then {left[1][0]} {left[1][1]}"
             self._chosen.append(value)
-            return _respond(f"choose {group} {value}{after}", f"click[{value}]")
+            return _respond(thought, f"click[{value}]")
+        if left or (absent and self._skips_checks):
+            return _respond("this looks good enough, buy now", "click[buy now]")
         thought = "all options are chosen, buy now" if wanted else "no option to choose, buy now"
         return _respond(thought, "click[buy now]")
+
+    def _object(self, view: PageView, absent: str) -> str:
+        """The response when this product is in doubt: a look at its features, or the way back; else nothing."""
+        careless = self._skips_checks or self._takes_wrong
+        if self._current is None or careless or self._chosen or len(self._rejected) >= _MOST_REJECTED:
+            return ""
+        if absent:
+            return self._reject(f"{absent} is not offered here, go back")
+        self._missing -= _words_of(" ".join([*view.options, *self._all_values(view)]))
+        if not self._missing:
+            return ""
+        if self._checked_features:
+            return self._reject(f"{self._missing_text()} is missing, go back")
+        return _respond(f"check the features for {self._missing_text()}", "click[features]")
 
     @staticmethod
     def _all_values(view: PageView) -> list[str]:
@@ -359,6 +379,9 @@ class ScriptedExpert:
     # --- sub-page ----------------------------------------------------------------------------------------------
 
     def _read_features(self, view: PageView) -> str:
+        if self._wandered and not self._came_back:
+            self._came_back = True
+            return _respond("nothing new here, go back to the product", "click[< prev]")
         self._checked_features = True
         self._missing -= _words_of(view.body)
         if self._missing:
