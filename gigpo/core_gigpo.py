@@ -13,17 +13,28 @@ F is 1 for `mean_norm` and the standard deviation for `mean_std_norm`. A group o
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from difflib import SequenceMatcher
-from typing import Any, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Sequence
 
 import numpy as np
 import torch
 
+from gigpo.anchors import are_similar, build_step_group, summarize_group_size, to_hashable
 from gigpo.groups import combine, factorize, first_of_each, group_statistics
 
-logger = logging.getLogger(__name__)
+__all__ = [
+    "GigpoTerms",
+    "are_similar",
+    "build_step_group",
+    "compute_gigpo_outcome_advantage",
+    "compute_step_discounted_returns",
+    "episode_norm_reward",
+    "gigpo_metrics",
+    "gigpo_terms",
+    "step_norm_reward",
+    "summarize_group_size",
+    "to_hashable",
+]
 
 MODES = ("mean_norm", "mean_std_norm")
 
@@ -95,6 +106,22 @@ def check_finite(values: np.ndarray, traj_uid: Sequence[Any] | None, what: str) 
 # --------------------------------------------------------------------------------------------- the advantage
 
 
+@dataclass(frozen=True)
+class GigpoTerms:
+    """What the advantage is made of. All arrays (N,).
+
+    Attributes:
+        episode, step: float64, the two terms before weighting.
+        step_groups: int64, the step group of each row.
+        members: bool, false for rows without a valid token.
+    """
+
+    episode: np.ndarray
+    step: np.ndarray
+    step_groups: np.ndarray
+    members: np.ndarray
+
+
 def compute_gigpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     step_rewards: torch.Tensor,
@@ -131,16 +158,51 @@ def compute_gigpo_outcome_advantage(
     Raises:
         ValueError: unknown mode.
     """
+    terms = gigpo_terms(
+        token_level_rewards,
+        step_rewards,
+        response_mask,
+        anchor_obs,
+        index,
+        traj_index,
+        epsilon,
+        mode,
+        enable_similarity,
+        similarity_thresh,
+        compute_mean_std_cross_steps,
+        step_index,
+    )
+    advantages = on_tokens(terms.episode + step_advantage_w * terms.step, response_mask.bool())
+    return advantages, advantages
+
+
+def gigpo_terms(
+    token_level_rewards: torch.Tensor,
+    step_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    anchor_obs: np.ndarray,
+    index: np.ndarray,
+    traj_index: np.ndarray,
+    epsilon: float = 1e-6,
+    mode: str = "mean_norm",
+    enable_similarity: bool = False,
+    similarity_thresh: float = 0.95,
+    compute_mean_std_cross_steps: bool = True,
+    step_index: np.ndarray | None = None,
+) -> GigpoTerms:
+    """The two terms of the advantage, one number a row each; arguments as in `compute_gigpo_outcome_advantage`."""
     remove_std = removes_std(mode)
     valid = response_mask.bool()
     members = valid.any(dim=-1).cpu().numpy()
     groups = factorize(index)
     counted = members if compute_mean_std_cross_steps else one_row_per_trajectory(groups, traj_index, members, step_index)
-    episode = episode_values(row_scores(token_level_rewards, valid), groups, counted, epsilon, remove_std)
     step_groups = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh)
-    step = step_values(step_rewards, step_groups, members, epsilon, remove_std)
-    advantages = on_tokens(episode + step_advantage_w * step, valid)
-    return advantages, advantages
+    return GigpoTerms(
+        episode=episode_values(row_scores(token_level_rewards, valid), groups, counted, epsilon, remove_std),
+        step=step_values(step_rewards, step_groups, members, epsilon, remove_std),
+        step_groups=step_groups,
+        members=members,
+    )
 
 
 def removes_std(mode: str) -> bool:
@@ -227,169 +289,26 @@ def on_tokens(values: np.ndarray, valid: torch.Tensor) -> torch.Tensor:
     return torch.where(valid, column, 0.0)
 
 
-# --------------------------------------------------------------------------------------------- step groups
-
-
-def build_step_group(
-    anchor_obs: np.ndarray,
-    index: np.ndarray,
-    enable_similarity: bool = False,
-    similarity_thresh: float = 0.95,
-    summarize: bool = False,
-) -> np.ndarray:
-    """Which rows saw the same state within the same task group.
-
-    Args:
-        anchor_obs: (N,) states. Equal states share a group; arrays (images) are compared by their bytes.
-        index: (N,) task group of each row.
-        enable_similarity: join texts whose similarity reaches `similarity_thresh` instead: each row joins the first
-            existing step group whose first member it resembles (so the result depends on the order of rows).
-        summarize: log how many step groups there are of each size.
-
-    Returns:
-        (N,) int64, the row's step group; groups of different tasks never share a number.
-
-    Raises:
-        ValueError: similarity asked for states that are not text, or a threshold outside (0, 1).
-        TypeError: a state that cannot be compared.
-    """
-    tasks = factorize(index)
-    if enable_similarity:
-        check_similarity(anchor_obs, similarity_thresh)
-        step_groups = similar_groups(anchor_obs, tasks, similarity_thresh)
-    else:
-        step_groups = combine(tasks, factorize(anchor_key(anchor) for anchor in anchor_obs))
-    sizes = np.bincount(step_groups)
-    if summarize:
-        summarize_group_size(sizes.tolist())
-    return step_groups
-
-
-def check_similarity(anchor_obs: np.ndarray, threshold: float) -> None:
-    """Raise `ValueError` where similarity grouping cannot work."""
-    if not 0.0 < threshold < 1.0:
-        raise ValueError(f"algorithm.gigpo.similarity_thresh={threshold} must lie strictly between 0 and 1")
-    if not all(isinstance(anchor, str) for anchor in anchor_obs):
-        raise ValueError("algorithm.gigpo.enable_similarity=True compares texts, and this environment's anchors are not: set it to False")
-
-
-def similar_groups(anchor_obs: np.ndarray, tasks: np.ndarray, threshold: float) -> np.ndarray:
-    """Greedy clustering within each task: (N,) codes. A text seen before goes where it went, without a comparison."""
-    step_groups = np.empty(len(tasks), dtype=np.int64)
-    founders: dict[int, list[tuple[str, int]]] = {}  # task -> (first member's text, step group) in order of founding
-    known: dict[tuple[int, str], int] = {}
-    count = 0
-    for row, (task, text) in enumerate(zip(tasks.tolist(), anchor_obs)):
-        group = known.get((task, text))
-        if group is None:
-            group = first_similar(founders.setdefault(task, []), text, threshold)
-            if group is None:
-                group = count
-                count += 1
-                founders[task].append((text, group))
-            known[(task, text)] = group
-        step_groups[row] = group
-    return step_groups
-
-
-def first_similar(founders: Sequence[tuple[str, int]], text: str, threshold: float) -> int | None:
-    """The first founder's group that `text` resembles, else None."""
-    matcher = SequenceMatcher(None)
-    matcher.set_seq2(text)  # the matcher keeps what it learns of the second text
-    for founder, group in founders:
-        matcher.set_seq1(founder)
-        if reaches(matcher, threshold):
-            return group
-    return None
-
-
-def are_similar(a: str, b: str, threshold: float = 0.95) -> bool:
-    """Whether two texts' Ratcliff-Obershelp ratio reaches `threshold`. Raises `ValueError` for anything but text."""
-    if not isinstance(a, str) or not isinstance(b, str):
-        raise ValueError("similarity is defined for texts alone")
-    return reaches(SequenceMatcher(None, a, b), threshold)
-
-
-def reaches(matcher: SequenceMatcher, threshold: float) -> bool:
-    """ratio() >= threshold, with its two cheap upper bounds asked first."""
-    return matcher.real_quick_ratio() >= threshold and matcher.quick_ratio() >= threshold and matcher.ratio() >= threshold
-
-
-def anchor_key(anchor: Any) -> Hashable:
-    """A small hashable that is equal for equal states: numeric arrays become a digest of shape, type and bytes."""
-    if isinstance(anchor, str):
-        return anchor
-    if isinstance(anchor, np.ndarray) and anchor.dtype != object:
-        content = np.ascontiguousarray(anchor)
-        digest = hashlib.blake2b(content.view(np.uint8).reshape(-1), digest_size=16).digest() if content.size else b""
-        return ("array", content.shape, content.dtype.str, digest)
-    if isinstance(anchor, (list, tuple)):
-        return tuple(anchor_key(item) for item in anchor)
-    if isinstance(anchor, dict):
-        return tuple(sorted((key, anchor_key(value)) for key, value in anchor.items()))
-    return to_hashable(anchor)
-
-
-def to_hashable(x: Any) -> Hashable:
-    """A hashable of the same content: scalars as they are, arrays flattened to tuples, dicts as sorted pairs.
-
-    Raises:
-        TypeError: anything else.
-    """
-    if isinstance(x, (bool, int, float, str)):
-        return x
-    if isinstance(x, np.generic):
-        return x.item()
-    if isinstance(x, np.ndarray):
-        return tuple(x.flatten().tolist())
-    if isinstance(x, (list, tuple)):
-        return tuple(to_hashable(item) for item in x)
-    if isinstance(x, dict):
-        return tuple(sorted((key, to_hashable(value)) for key, value in x.items()))
-    raise TypeError(f"an anchor of type {type(x).__name__} cannot be compared: use text, numbers, arrays, or lists and dicts of them")
-
-
 # --------------------------------------------------------------------------------------------- what to watch
 
 
-def summarize_group_size(group_size: list[int]) -> None:
-    """Log how many groups there are of each size, and their mean size."""
-    if not group_size:
-        logger.info("step groups: none")
-        return
-    sizes, counts = np.unique(np.asarray(group_size), return_counts=True)
-    shares = ", ".join(f"{count} of size {size}" for size, count in zip(sizes, counts))
-    logger.info("step groups: %d, mean size %.2f (%s)", len(group_size), float(np.mean(group_size)), shares)
-
-
-def gigpo_metrics(
-    step_groups: np.ndarray, response_mask: torch.Tensor, episode_advantage: torch.Tensor, step_advantage: torch.Tensor
-) -> dict[str, float]:
+def gigpo_metrics(terms: GigpoTerms) -> dict[str, float]:
     """What tells whether the step term does anything.
-
-    Args:
-        step_groups: (N,) codes from `build_step_group`.
-        response_mask: (N, R); rows without a valid token are left out.
-        episode_advantage, step_advantage: (N, R) the two terms before weighting.
 
     Returns:
         `gigpo/anchor_group_size/{mean,max}` over step groups; `gigpo/singleton_share`, the share of steps alone in their group;
         `gigpo/zero_step_advantage_share`, the share of steps whose step term is 0; `gigpo/{episode,step}_advantage_rms`, root mean
-        square over steps.
+        square over steps. Empty when there are no steps.
     """
-    valid = response_mask.bool()
-    rows = valid.any(dim=-1)
-    if not bool(rows.any()):
+    if not terms.members.any():
         return {}
-    sizes = np.bincount(factorize(step_groups[rows.cpu().numpy()]))
-    tokens = valid.sum(dim=-1)[rows]
-    episode = episode_advantage.sum(dim=-1)[rows] / tokens  # (steps,): the value every token of the row has
-    step = step_advantage.sum(dim=-1)[rows] / tokens
+    sizes = np.bincount(factorize(terms.step_groups[terms.members]))
+    episode, step = terms.episode[terms.members], terms.step[terms.members]
     return {
         "gigpo/anchor_group_size/mean": float(sizes.mean()),
         "gigpo/anchor_group_size/max": float(sizes.max()),
         "gigpo/singleton_share": float((sizes == 1).sum() / sizes.sum()),
-        "gigpo/zero_step_advantage_share": float((step == 0).float().mean()),
-        "gigpo/episode_advantage_rms": float(episode.square().mean().sqrt()),
-        "gigpo/step_advantage_rms": float(step.square().mean().sqrt()),
+        "gigpo/zero_step_advantage_share": float((step == 0.0).mean()),
+        "gigpo/episode_advantage_rms": float(np.sqrt(np.mean(episode**2))),
+        "gigpo/step_advantage_rms": float(np.sqrt(np.mean(step**2))),
     }

@@ -16,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gigpo.core_gigpo import anchor_key, episode_norm_reward, on_tokens, removes_std, steps_to_the_end, time_order
+from gigpo.anchors import anchor_key
+from gigpo.core_gigpo import episode_norm_reward, on_tokens, removes_std, steps_to_the_end, time_order
 from gigpo.groups import combine, factorize, group_statistics
 
 NO_GROUP = -1

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from verl.utils.masked_ops import masked_sum
+
 AGGREGATION_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 # A metric travels as (sum, count), so that pieces from micro-batches and ranks add up to the true mean.
@@ -91,12 +93,6 @@ def token_and_row_counts(mask: torch.Tensor) -> torch.Tensor:
     """(2,) float64: valid tokens and rows that have any, of a (rows, response_length) mask. Sum these over ranks."""
     tokens_of_row = mask.sum(dim=-1)
     return torch.stack([tokens_of_row.sum(), (tokens_of_row > 0).sum()]).to(torch.float64)
-
-
-def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Sum of `values` where `mask` is set; non-finite values at masked positions do not leak in."""
-    kept = torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return kept.sum() if dim is None else kept.sum(dim=dim)
 
 
 def metric_sum(values: torch.Tensor, mask: torch.Tensor) -> MetricSum:

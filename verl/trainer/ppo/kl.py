@@ -36,7 +36,9 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
     if kind == "k2":
         return 0.5 * difference.square()
     if kind == "k3":
-        return torch.clamp(torch.exp(-difference) + difference - 1.0, min=-K3_BOUND, max=K3_BOUND)
+        # exp is kept finite where the bound cuts in anyway, else its gradient there is 0 * inf.
+        estimate = torch.exp((-difference).clamp(max=2 * K3_BOUND)) + difference - 1.0
+        return torch.clamp(estimate, min=-K3_BOUND, max=K3_BOUND)
     raise NotImplementedError(
         f"KL estimator {kl_penalty!r} is not available: set algorithm.kl_penalty and actor.kl_loss_type to one of {', '.join(KL_ESTIMATORS)}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
-from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, register_policy_loss
+from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, ratio_of, register_policy_loss
 
 
 @register_policy_loss("cispo")
@@ -19,7 +19,7 @@ def cispo_policy_loss(
     """-sg(clip(r, 1 - low, 1 + high)) A log_prob per token: every token keeps a gradient. Tensors (rows, response_length)."""
     low, high = clip_range(config)
     log_r = log_ratio(log_prob, old_log_prob, response_mask)
-    ratio = torch.exp(log_r.detach())
+    ratio = ratio_of(log_r.detach())
     weight = torch.clamp(ratio, 1.0 - low, 1.0 + high)
     return PolicyLossOutput(
         loss=-weight * advantages * log_prob,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from verl.trainer.ppo.aggregation import PolicyLossOutput, masked_sum, metric_sum
-from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, register_policy_loss
+from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
+from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, ratio_of, register_policy_loss
+from verl.utils.masked_ops import masked_sum
 
 
 def token_covariance(log_prob: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
@@ -42,7 +43,7 @@ def clip_cov_policy_loss(
     low, high = clip_range(config)
     options = config.policy_loss
     log_r = log_ratio(log_prob, old_log_prob, response_mask)
-    ratio = torch.exp(log_r)
+    ratio = ratio_of(log_r)
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high)
 
@@ -70,7 +71,7 @@ def kl_cov_policy_loss(
     response_mask: torch.Tensor,
     config: PolicyLossConfig,
 ) -> PolicyLossOutput:
-    """-A r per token, plus `kl_cov_coef` * |log_prob - old_log_prob| on the top share `kl_cov_ratio` of tokens by covariance.
+    """-A r per token, plus `ppo_kl_coef` * |log_prob - old_log_prob| on the top share `kl_cov_ratio` of tokens by covariance.
 
     Tensors (rows, response_length).
     """
@@ -83,7 +84,7 @@ def kl_cov_policy_loss(
     chosen = torch.topk(ranked, wanted).indices
     penalised = torch.zeros_like(ranked).index_fill(0, chosen, 1.0).view_as(covariance)
     return PolicyLossOutput(
-        loss=-advantages * torch.exp(log_r) + options.kl_cov_coef * penalised * log_r.abs(),
+        loss=-advantages * ratio_of(log_r) + options.ppo_kl_coef * penalised * log_r.abs(),
         metrics={
             "actor/pg_clipfrac": metric_sum(penalised, response_mask),
             "actor/ppo_kl": metric_sum(-log_r, response_mask),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from verl.trainer.ppo.aggregation import PolicyLossOutput, masked_sum, metric_sum
+from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
 from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, register_policy_loss
+from verl.utils.masked_ops import masked_sum
 
-# exp of a larger sequence log-ratio is no longer a step any clip range would allow; the bound keeps it finite.
+# The reference's bound of the row's log-ratio, which keeps exp finite.
 MAX_LOG_RATIO = 10.0
 
 

@@ -24,7 +24,7 @@ class PolicyLossOptions(Protocol):
     clip_cov_lb: float
     clip_cov_ub: float
     kl_cov_ratio: float
-    kl_cov_coef: float
+    ppo_kl_coef: float
 
 
 class PolicyLossConfig(Protocol):
@@ -39,6 +39,9 @@ class PolicyLossConfig(Protocol):
 
 # (old_log_prob, log_prob, advantages, response_mask, config): tensors are (rows, response_length).
 PolicyLossFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PolicyLossConfig], PolicyLossOutput]
+
+# A ratio of e^20 is beyond any clip range.
+MAX_LOG_RATIO = 20.0
 
 _POLICY_LOSSES: dict[str, PolicyLossFn] = {}
 
@@ -90,3 +93,8 @@ def log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask:
     """log(new / old) per token, 0 at masked positions, so that nothing there can overflow. (rows, response_length)"""
     difference = log_prob - old_log_prob
     return torch.where(response_mask.bool(), difference, torch.zeros_like(difference))
+
+
+def ratio_of(log_r: torch.Tensor) -> torch.Tensor:
+    """exp of a log-ratio, finite for any input: far outside every clip range an infinite ratio would give 0 * inf = NaN gradients."""
+    return torch.exp(log_r.clamp(max=MAX_LOG_RATIO))

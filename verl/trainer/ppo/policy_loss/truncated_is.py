@@ -11,7 +11,7 @@ import dataclasses
 import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
-from verl.trainer.ppo.policy_loss.registry import log_ratio
+from verl.trainer.ppo.policy_loss.registry import log_ratio, ratio_of
 
 
 def apply_truncated_importance_sampling(
@@ -37,7 +37,7 @@ def apply_truncated_importance_sampling(
         raise ValueError("actor.tis_cap needs rollout_log_probs in the batch, and this rollout engine gave none: set actor.tis_cap=null")
     if not cap > 0:
         raise ValueError(f"actor.tis_cap={cap} must be greater than 0 (2.0 is usual; null turns the correction off)")
-    weight = torch.exp(log_ratio(old_log_prob, rollout_log_prob, response_mask)).detach()  # (rows, response_length)
+    weight = ratio_of(log_ratio(old_log_prob, rollout_log_prob, response_mask)).detach()  # (rows, response_length)
     truncated = weight.clamp(max=cap)
     metrics = {
         **output.metrics,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
-from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, register_policy_loss
+from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, ratio_of, register_policy_loss
 
 
 def dual_clip_terms(
@@ -35,7 +35,7 @@ def dual_clip_terms(
     if clip_ratio_c <= 1.0:
         raise ValueError(f"actor.clip_ratio_c={clip_ratio_c} must be greater than 1 (3.0 is usual)")
     log_r = log_ratio(log_prob, old_log_prob, response_mask)  # (rows, response_length)
-    ratio = torch.exp(log_r)
+    ratio = ratio_of(log_r)
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     pessimistic = torch.maximum(plain, clipped)

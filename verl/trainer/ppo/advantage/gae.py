@@ -1,0 +1,61 @@
+"""Generalised advantage estimation over the tokens of a response (arXiv 1506.02438, eq. 16)."""
+
+from __future__ import annotations
+
+import torch
+
+from verl.trainer.ppo.advantage.registry import AdvantageEstimator, AdvantageInputs, register_adv_est
+from verl.utils.masked_ops import masked_whiten
+
+
+def gae_scan(
+    token_level_rewards: torch.Tensor, values: torch.Tensor, response_mask: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages before whitening, and returns; both (rows, response_length), 0 at masked positions.
+
+    delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, where t + 1 is the next *valid* token and
+    nothing follows the last one. Whatever the critic predicts behind the end of a response has no influence.
+    """
+    valid = response_mask.bool()
+    next_value = torch.zeros_like(values[:, 0])  # (rows,)
+    next_advantage = torch.zeros_like(next_value)
+    columns: list[torch.Tensor] = []
+    for t in range(values.shape[1] - 1, -1, -1):
+        delta = token_level_rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        here = valid[:, t]
+        next_value = torch.where(here, values[:, t], next_value)
+        next_advantage = torch.where(here, advantage, next_advantage)
+        columns.append(torch.where(here, advantage, 0.0))
+    advantages = torch.stack(columns[::-1], dim=1)
+    return advantages, torch.where(valid, advantages + values, 0.0)
+
+
+def compute_gae_advantage_return(
+    token_level_rewards: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float | torch.Tensor,
+    lam: float | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GAE with advantages whitened over the valid tokens of the batch.
+
+    Args:
+        token_level_rewards, values, response_mask: (rows, response_length).
+        gamma, lam: discount and lambda, per token.
+
+    Returns:
+        advantages (whitened, 0 at masked positions) and returns (advantage before whitening + value).
+    """
+    with torch.no_grad():
+        advantages, returns = gae_scan(token_level_rewards, values, response_mask, float(gamma), float(lam))
+        return masked_whiten(advantages, response_mask) * response_mask, returns
+
+
+@register_adv_est(AdvantageEstimator.GAE)
+def gae(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """`compute_gae_advantage_return` with the critic's values."""
+    values = inputs.tensor("values", "the critic's predictions; GAE trains a critic beside the actor")
+    return compute_gae_advantage_return(
+        inputs.token_level_rewards, values, inputs.response_mask, inputs.config.gamma, inputs.config.lam
+    )

@@ -1,0 +1,59 @@
+"""A user's own estimators and losses: import their file, and its decorators register them.
+
+`algorithm.custom_module` names a Python file or an importable module, or a list of them. The driver imports it before it
+looks up the estimator, each rank before it looks up the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+logger = logging.getLogger(__name__)
+
+
+def import_custom_module(source: str | Sequence[str] | None) -> list[ModuleType]:
+    """Import what `algorithm.custom_module` names; once per process, however often it is called.
+
+    Args:
+        source: `path/to/file.py`, `package.module`, a list of either, or None for nothing.
+
+    Raises:
+        ValueError: there is no such file or module, or it fails while being imported.
+    """
+    if source is None:
+        return []
+    names = [source] if isinstance(source, str) else list(source)
+    return [_import_one(name) for name in names]
+
+
+def _import_one(name: str) -> ModuleType:
+    if not name.endswith(".py"):
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(f"algorithm.custom_module={name}: {error}; give a file (ending in .py) or an importable module") from error
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"algorithm.custom_module={name}: there is no file {path}")
+    # The name depends on the whole path, so that two files called losses.py do not shadow each other.
+    module_name = f"custom_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ValueError(f"algorithm.custom_module={name} cannot be imported: {type(error).__name__}: {error}") from error
+    logger.info("imported %s", path)
+    return module
