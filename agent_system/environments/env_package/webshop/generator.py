@@ -18,12 +18,14 @@ import json
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from . import generator_phrases as phrases
+from .generator_records import attribute_record, product_record
 from .generator_vocabulary import (
     ASIN_FIRST,
     ASIN_SECOND,
@@ -110,12 +112,12 @@ def generate_products(num_products: int, seed: int) -> list[dict[str, Any]]:
 
 def iter_products(num_products: int, seed: int) -> Iterator[dict[str, Any]]:
     """As :func:`generate_products`, one record at a time: constant memory at any size."""
-    return (_product_record(product) for product in iter_generated(num_products, seed))
+    return (product_record(product) for product in iter_generated(num_products, seed))
 
 
 def generate_attributes(num_products: int, seed: int) -> dict[str, dict[str, Any]]:
     """The attribute file: asin -> attributes, synthetic instruction and the attributes which that one asks for."""
-    return {product.asin: _attribute_record(product) for product in iter_generated(num_products, seed)}
+    return {product.asin: attribute_record(product) for product in iter_generated(num_products, seed)}
 
 
 def generate_human_instructions(num_products: int, seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -300,73 +302,6 @@ def _draw_human(asin: str, draft: _Draft, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _attribute_record(product: GeneratedProduct) -> dict[str, Any]:
-    return {
-        "attributes": [attribute.text for attribute in product.attributes],
-        "instruction": product.instruction,
-        "instruction_attributes": list(product.instruction_attributes),
-    }
-
-
-def _product_record(product: GeneratedProduct) -> dict[str, Any]:
-    """The product in the official schema, with every key an official record has."""
-    kind = product.kind
-    return {
-        "name": product.title,
-        "product_information": "",
-        "brand": f"Visit the {product.brand} Store",
-        "brand_url": f"/stores/{product.brand}",
-        "full_description": product.description,
-        "pricing": " to ".join(f"${price:.2f}" for price in product.prices),
-        "list_price": "",
-        "availability_quantity": None,
-        "availability_status": "In Stock.",
-        "images": [f"/art/{product.asin}.svg"],
-        "product_category": f"{kind.category.path} › {kind.name.title()}",
-        "average_rating": "",
-        "small_description": list(product.bullets),
-        "total_reviews": "",
-        "total_answered_questions": "",
-        "model": "",
-        "customization_options": {group: _option_records(product, group) for group in product.options},
-        "seller_id": None,
-        "seller_name": None,
-        "fulfilled_by_amazon": None,
-        "fast_track_message": "",
-        "aplus_present": "",
-        "asin": product.asin,
-        "category": kind.category.name,
-        "query": kind.name,
-        "page": product.index // 48 + 1,
-        "small_description_old": "",
-    }
-
-
-def _option_records(product: GeneratedProduct, group: str) -> list[dict[str, Any]]:
-    """The values of one group. The last group of a range-priced product is the one that moves the price."""
-    values = product.options[group]
-    moves_price = len(product.prices) == 2 and group == list(product.options)[-1]
-    records = []
-    for position, value in enumerate(values):
-        price = ""
-        if moves_price:
-            low, high = product.prices
-            price = f"${low + (high - low) * position / max(len(values) - 1, 1):.2f}"
-        image = f"/art/{product.asin}/{value}.svg" if group == "color" else None
-        records.append(
-            {
-                "asin": product.asin,
-                "is_selected": position == 0,
-                "url": None,
-                "value": value,
-                "price_string": price,
-                "price": 0,
-                "image": image,
-            }
-        )
-    return records
-
-
 def write_dataset(directory: str | os.PathLike[str], num_products: int, seed: int) -> tuple[Path, Path, Path]:
     """Write the three files under their official names and return their paths (products, attributes, human).
 
@@ -377,32 +312,36 @@ def write_dataset(directory: str | os.PathLike[str], num_products: int, seed: in
     names = SMALL_FILES if num_products <= 1000 else FULL_FILES
     paths = (folder / names[0], folder / names[1], folder / names[2])
     parts = [path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in paths]
+    try:
+        with ExitStack() as stack:
+            handles = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
+            _write_files(handles, iter_generated(num_products, seed))
+    except BaseException:
+        for part in parts:
+            part.unlink(missing_ok=True)
+        raise
+    for part, path in zip(parts, paths, strict=True):
+        os.replace(part, path)
+    logger.info("wrote %d generated products (seed %d) to %s", num_products, seed, folder)
+    return paths
+
+
+def _write_files(handles: Sequence[TextIO], products: Iterable[GeneratedProduct]) -> None:
+    """Write products, attributes and human instructions, one line each, as they come."""
     brackets = ("[]", "{}", "{}")
-    handles = [open(part, "w", encoding="utf-8") for part in parts]
     counts = [0, 0, 0]
 
     def put(which: int, text: str) -> None:
         handles[which].write(("\n" if counts[which] == 0 else ",\n") + text)
         counts[which] += 1
 
-    try:
-        for handle, pair in zip(handles, brackets, strict=True):
-            handle.write(pair[0])
-        for product in iter_generated(num_products, seed):
-            key = json.dumps(product.asin)
-            put(0, json.dumps(_product_record(product), ensure_ascii=False))
-            put(1, f"{key}: {json.dumps(_attribute_record(product))}")
-            if product.human:
-                put(2, f"{key}: {json.dumps(product.human)}")
-        for handle, pair in zip(handles, brackets, strict=True):
-            handle.write("\n" + pair[1] + "\n")
-    except BaseException:
-        for handle, part in zip(handles, parts, strict=True):
-            handle.close()
-            part.unlink(missing_ok=True)
-        raise
-    for handle, part, path in zip(handles, parts, paths, strict=True):
-        handle.close()
-        os.replace(part, path)
-    logger.info("wrote %d generated products (seed %d) to %s", num_products, seed, folder)
-    return paths
+    for handle, pair in zip(handles, brackets, strict=True):
+        handle.write(pair[0])
+    for product in products:
+        key = json.dumps(product.asin)
+        put(0, json.dumps(product_record(product), ensure_ascii=False))
+        put(1, f"{key}: {json.dumps(attribute_record(product))}")
+        if product.human:
+            put(2, f"{key}: {json.dumps(product.human)}")
+    for handle, pair in zip(handles, brackets, strict=True):
+        handle.write("\n" + pair[1] + "\n")

@@ -239,9 +239,10 @@ def _parse_table(table: str) -> tuple[tuple[Category, ...], tuple[Kind, ...]]:
 CATEGORIES, KINDS = _parse_table(_CATEGORY_TABLE)
 
 # Brand names are a start and an end ("Norvale"); long catalogues put a middle between them.
-BRAND_STARTS = tuple("Nor Amber Iron Cedar Lumi Velo Brook Ash Silver Oak Fern Vista Peak Harbor North Willow".split())
-BRAND_ENDS = tuple("vale fox crest well wick ton ridge field bay more stead lane mark dale wood line".split())
-BRAND_MIDDLES = tuple("en or al in er is an el".split())
+_STARTS = "Nor Amber Iron Cedar Lumi Velo Brook Ash Silver Oak Fern Vista Peak Harbor North Willow"
+_MIDDLES = "en or al in er is an el"
+_ENDS = "vale fox crest well wick ton ridge field bay more stead lane mark dale wood line"
+BRAND_STARTS, BRAND_MIDDLES, BRAND_ENDS = tuple(_STARTS.split()), tuple(_MIDDLES.split()), tuple(_ENDS.split())
 
 # A product id is "B0" and four pairs, each a letter of the first row and one of the second: no pair can be misread
 # across a border, so a small tokenizer spends one token on a pair.
