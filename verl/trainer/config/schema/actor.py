@@ -118,8 +118,8 @@ class ActorConfig(ConfigNode):
     ppo_max_token_len_per_gpu: int
     grad_clip: float
     clip_ratio: float
-    clip_ratio_low: float
-    clip_ratio_high: float
+    clip_ratio_low: float | None
+    clip_ratio_high: float | None
     clip_ratio_c: float
     loss_agg_mode: LossAggMode
     loss_scale_factor: float | None

@@ -46,6 +46,8 @@ class HGPOConfig(ConfigNode):
     alpha: float
     mode: GroupNormMode
     episode_advantage_w: float
+    history_length: int
+    as_published: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,11 @@ class WebshopConfig(ConfigNode):
     seed: int
     cache_dir: str
     show_attrs: bool
+    validation_goals: int
+    limit_goals: int | None
+    noun_source: str
+    build_timeout: float
+    original_quirks: bool
     penalise_inadmissible: bool
     compat_seeding: bool
 

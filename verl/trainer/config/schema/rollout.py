@@ -55,9 +55,8 @@ class RolloutConfig(ConfigNode):
     prompt_length: int
     response_length: int
     max_model_len: int | None
-    dtype: Literal["bfloat16", "float16", "float32", "bf16", "fp16", "fp32"]
+    dtype: Literal["bfloat16", "float16", "float32", "auto", "bf16", "fp16", "fp32"]
     gpu_memory_utilization: float
-    kv_cache_memory_mb: int | None
     ignore_eos: bool
     enforce_eager: bool
     free_cache_engine: bool

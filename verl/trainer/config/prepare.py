@@ -1,0 +1,51 @@
+"""What an entry point does with a composed configuration: type it, check it, show it, keep it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig
+
+from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.config.validate import notices, validate
+
+logger = logging.getLogger(__name__)
+
+RESOLVED_NAME = "resolved_config"
+
+
+def prepare_config(config: DictConfig) -> PPOTrainerConfig:
+    """The typed and checked configuration, shown in the log and kept in the run folder.
+
+    A run started with ``--config-path RUN_FOLDER --config-name resolved_config`` is the same run.
+
+    Raises:
+        ConfigError: the configuration cannot run; nothing has been written then.
+    """
+    typed = to_dataclass(config)
+    validate(typed)
+    text = to_yaml(typed)
+    logger.info("resolved configuration:\n%s", text)
+    for line in notices(typed):
+        logger.warning(line)
+    logger.info("kept as %s", write_resolved(text, typed.trainer.run_dir))
+    return typed
+
+
+def to_yaml(config: PPOTrainerConfig) -> str:
+    """The configuration as YAML with all values resolved."""
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+
+
+def write_resolved(text: str, run_dir: str | os.PathLike[str]) -> Path:
+    """Write ``resolved_config.yaml`` to the run folder, whole or not at all; returns its path."""
+    path = Path(run_dir).expanduser() / f"{RESOLVED_NAME}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,113 @@
+"""The rules of a configuration that look at the disk: model folder, parquet files, data folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from verl.trainer.config.schema import PPOTrainerConfig
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_PREPARE = "python -m examples.data_preprocess.prepare --mode text"
+
+
+def check_model(config: PPOTrainerConfig) -> Iterator[str]:
+    """The model folder, where the path names one on this machine."""
+    key, path = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
+    if not path:
+        yield f"{key} is not set; use a model folder, a hub name such as Qwen/Qwen2.5-1.5B-Instruct, or preset=embedded"
+        return
+    folder = local_folder(path)
+    if folder is None:
+        return
+    if not folder.is_dir():
+        yield f"{key}={path}: there is no folder {folder}; check the path, or use a hub name"
+    elif not (folder / "config.json").is_file():
+        yield f"{key}={path}: the folder {folder} holds no config.json; use a folder in Hugging Face format"
+
+
+def local_folder(path: str) -> Path | None:
+    """The folder that a model path names on this machine; None for hub names and remote paths."""
+    if path.startswith("pkg://"):
+        return package_folder(path)
+    if "://" in path:
+        return None
+    folder = Path(path).expanduser()
+    looks_local = path.startswith(("/", "~", ".")) or not _HUB_NAME.fullmatch(path)
+    return folder if looks_local or folder.is_dir() else None
+
+
+def package_folder(path: str) -> Path:
+    """``pkg://package.module/relative/path`` as a folder, found without importing the package."""
+    dotted, _, relative = path.removeprefix("pkg://").partition("/")
+    top, *rest = dotted.split(".")
+    spec = importlib.util.find_spec(top)
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    candidates = [Path(place, *rest, relative) for place in places]
+    return next((one for one in candidates if one.exists()), candidates[0] if candidates else Path(dotted, relative))
+
+
+def check_parquet(config: PPOTrainerConfig) -> Iterator[str]:
+    """The parquet files are there, can be read and hold at least one batch."""
+    data = config.data
+    train_rows = yield from _count_rows("data.train_files", data.train_files)
+    yield from _count_rows("data.val_files", data.val_files)
+    batch = data.gen_batch_size or data.train_batch_size
+    key = "data.gen_batch_size" if data.gen_batch_size else "data.train_batch_size"
+    if train_rows is not None and train_rows < batch:
+        yield (f"data.train_files holds {train_rows} rows, less than one batch of {key}={batch}; write more with "
+               f"{_PREPARE} --train_data_size {batch}, or use {key}={max(train_rows, 1)}")
+
+
+def _count_rows(key: str, files: str | list[str]) -> Iterator[str]:
+    """Yields problems; returns the number of rows, or None where it is not known."""
+    total: int | None = 0
+    for name in [files] if isinstance(files, str) else files:
+        if "://" in name:
+            total = None
+            continue
+        path = Path(name).expanduser()
+        if not path.is_file():
+            yield f"{key}={name}: there is no such file; write it with {_PREPARE}"
+            total = None
+            continue
+        try:
+            rows = _parquet_rows(path)
+        except (OSError, ValueError) as error:
+            yield f"{key}={name} is no readable parquet file ({str(error).splitlines()[0]}); write it with {_PREPARE}"
+            total = None
+            continue
+        if rows == 0:
+            yield f"{key}={name} holds no rows; write it with {_PREPARE}"
+        total = None if total is None else total + rows
+    return total
+
+
+def _parquet_rows(path: Path) -> int:
+    import pyarrow.parquet as pq  # 0.1 s, needed only here
+
+    return int(pq.read_metadata(path).num_rows)
+
+
+def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
+    """Other files and folders that a setting names."""
+    webshop = config.env.webshop
+    if "webshop" in config.env.env_name.lower() and webshop.data_dir is not None:
+        if not Path(webshop.data_dir).expanduser().is_dir():
+            yield (f"env.webshop.data_dir={webshop.data_dir}: there is no such folder; use the folder with the official "
+                   "files, or null for the embedded catalogue")
+    for key, path in (
+        ("data.custom_cls.path", config.data.custom_cls.path),
+        ("custom_reward_function.path", config.custom_reward_function.path),
+    ):
+        if path is not None and not Path(path).expanduser().is_file():
+            yield f"{key}={path}: there is no such file"
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path is not None:
+        if "global_step_" in trainer.resume_from_path and not Path(trainer.resume_from_path).expanduser().is_dir():
+            yield f"trainer.resume_from_path={trainer.resume_from_path}: there is no such folder"
+    for key, path in (("trainer.run_dir", trainer.run_dir), ("trainer.default_local_dir", trainer.default_local_dir)):
+        if Path(path).expanduser().is_file():
+            yield f"{key}={path} is a file; use a folder"

@@ -1,0 +1,1 @@
+"""Where metrics go: the console line, the metrics file and the trackers."""

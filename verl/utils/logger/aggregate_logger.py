@@ -1,0 +1,46 @@
+"""The console line: one line a step with every number in it."""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+
+def concat_dict_to_str(metrics: Mapping[str, Any], step: int) -> str:
+    """``step:3 - actor/lr:0.000 - ...``: the numbers with three decimals, anything else left out."""
+    parts = [f"step:{step}"]
+    parts += [f"{key}:{float(value):.3f}" for key, value in metrics.items() if isinstance(value, numbers.Number)]
+    return " - ".join(parts)
+
+
+class LocalLogger:
+    """Writes the console line of each step.
+
+    Args:
+        remote_logger: kept for callers that pass it; unused.
+        enable_wandb: kept for callers that pass it; unused.
+        print_to_console: False makes ``log`` a no-op.
+        stream: where to write; None = standard output as it is at the time of writing.
+    """
+
+    def __init__(
+        self,
+        remote_logger: Any = None,
+        enable_wandb: bool = False,
+        print_to_console: bool = True,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._enabled = print_to_console
+        self._stream = stream
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Write one line."""
+        if self._enabled:
+            stream = self._stream or sys.stdout
+            stream.write(concat_dict_to_str(data, step) + "\n")
+            stream.flush()
+
+    def flush(self) -> None:
+        """Nothing is held back."""

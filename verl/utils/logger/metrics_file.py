@@ -1,0 +1,128 @@
+"""``metrics.jsonl``: every metric of every step, one JSON object a line, always written.
+
+Each line is flushed before the step ends, so a killed run loses at most the line it was writing. Steps increase
+strictly. A resumed run first drops the lines beyond the step it resumes from, the half-written last one too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import numbers
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsFile:
+    """The metrics file of a run folder.
+
+    Args:
+        run_dir: the run folder; made if it is not there.
+        resume_step: step of the checkpoint the run goes on from; 0 or None for a new run, which moves the file of an
+            earlier run in the same folder aside (``metrics.1.jsonl``).
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], resume_step: int | None = None) -> None:
+        self.path = Path(run_dir) / FILE_NAME
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._last_step = -1
+        self._last_offset = 0
+        if resume_step:
+            self._drop_beyond(resume_step)
+        elif self.path.exists():
+            _move_aside(self.path)
+        self._file = self.path.open("r+b" if self.path.exists() else "w+b")
+        self._file.seek(0, os.SEEK_END)
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Append the metrics of a step; a second call for the last step adds to its line.
+
+        Raises:
+            ValueError: a step before the last one.
+        """
+        if step < self._last_step:
+            raise ValueError(f"metrics of step {step} came after those of step {self._last_step}")
+        values = {key: plain_value(value) for key, value in data.items()}
+        if step == self._last_step:
+            self._file.seek(self._last_offset)
+            values = {**json.loads(self._file.readline()), **values}
+            values.pop("step", None)
+        else:
+            self._last_offset = self._file.seek(0, os.SEEK_END)
+        line = json.dumps({"step": step, **values}, ensure_ascii=False) + "\n"
+        self._file.seek(self._last_offset)
+        self._file.truncate()
+        self._file.write(line.encode("utf-8"))
+        self._file.flush()
+        self._last_step = step
+
+    def close(self) -> None:
+        """Close the file; ``log`` cannot be called any more."""
+        self._file.close()
+
+    def _drop_beyond(self, step: int) -> None:
+        lines, dropped = read_lines(self.path, step)
+        if dropped:
+            logger.info("%s: dropped %d lines beyond the resumed step %d", self.path, dropped, step)
+        kept = [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        os.replace(temporary, self.path)
+        if lines:
+            self._last_step = int(lines[-1]["step"])
+            self._last_offset = sum(len(line.encode("utf-8")) for line in kept[:-1])
+
+
+def read_lines(path: str | os.PathLike[str], last_step: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a metrics file up to a step, and how many are left out (beyond it, or half written)."""
+    kept: list[dict[str, Any]] = []
+    dropped = 0
+    if not Path(path).exists():
+        return kept, dropped
+    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            step = int(line["step"])
+        except (ValueError, KeyError, TypeError):
+            dropped += 1
+            continue
+        if (last_step is not None and step > last_step) or (kept and step <= int(kept[-1]["step"])):
+            dropped += 1
+        else:
+            kept.append(line)
+    return kept, dropped
+
+
+def plain_value(value: Any) -> Any:
+    """A metric as JSON holds it: numbers as they are, non-finite ones as null, one-element arrays as their element."""
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if not isinstance(value, numbers.Number) and hasattr(value, "item") and getattr(value, "size", 1) in (0, 1):
+        value = value.item()
+    elif callable(getattr(value, "numel", None)):
+        value = value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
+        items = value.tolist() if hasattr(value, "tolist") else value
+        return [plain_value(item) for item in items]
+    return str(value)
+
+
+def _move_aside(path: Path) -> None:
+    number = 1
+    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    os.replace(path, target)
+    logger.info("the metrics of an earlier run in this folder are now %s", target)
