@@ -123,12 +123,20 @@ class VLLMRollout:
     def _add(self, requests: Sequence[RolloutRequest]) -> None:
         from vllm import TokensPrompt
 
-        for request in requests:
-            assert request.request_id not in self._pending, f"request {request.request_id} is already running"
-            prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
-            params = _sampling_params(request.sampling, request.seed, self.settings.eos_token_ids)
-            self._engine.add_request(request.request_id, prompt, params)
-            self._pending[request.request_id] = len(request.prompt_ids)
+        params = [_sampling_params(r.sampling, r.seed, self.settings.eos_token_ids) for r in requests]
+        added: list[str] = []
+        try:
+            for request, sampling_params in zip(requests, params):
+                assert request.request_id not in self._pending, f"request {request.request_id} is already running"
+                prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist())
+                self._engine.add_request(request.request_id, prompt, sampling_params)
+                added.append(request.request_id)
+                self._pending[request.request_id] = len(request.prompt_ids)
+        except BaseException:
+            self._engine.abort_request(added)
+            for request_id in added:
+                del self._pending[request_id]
+            raise
 
     def _to_result(self, output: Any) -> RolloutResult:
         completion = output.outputs[0]
