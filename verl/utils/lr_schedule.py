@@ -55,3 +55,38 @@ def get_cosine_schedule_with_warmup(
 def warmup_steps(lr_warmup_steps: int, lr_warmup_steps_ratio: float, total_steps: int) -> int:
     """Warm-up length: the absolute number, or the ratio of all steps when that is negative."""
     return lr_warmup_steps if lr_warmup_steps >= 0 else int(lr_warmup_steps_ratio * total_steps)
+
+
+def wsd_factor(
+    step: int, num_warmup_steps: int, num_training_steps: int, min_lr_ratio: float, num_cycles: float, stable_ratio: float
+) -> float:
+    """Warm-up from 0, a plateau of ``stable_ratio`` of the rest, then a cosine down to ``min_lr_ratio``."""
+    plateau_end = num_warmup_steps + int(stable_ratio * max(0, num_training_steps - num_warmup_steps))
+    if step < num_warmup_steps:
+        return step / max(1, num_warmup_steps)
+    if step < plateau_end:
+        return 1.0
+    progress = (step - plateau_end) / max(1, num_training_steps - plateau_end)
+    wave = 0.5 * (1.0 + math.cos(math.pi * 2.0 * num_cycles * progress))
+    return max(0.0, wave * (1.0 - min_lr_ratio) + min_lr_ratio)
+
+
+def get_wsd_schedule_with_warmup(
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    min_lr_ratio: float = 0.0,
+    num_cycles: float = 0.5,
+    last_epoch: int = -1,
+    stable_ratio: float = 0.9,
+) -> LambdaLR:
+    """``wsd_factor`` (warm-up, stable, decay) as a scheduler."""
+    factor = partial(
+        wsd_factor,
+        num_warmup_steps=num_warmup_steps,
+        num_training_steps=num_training_steps,
+        min_lr_ratio=min_lr_ratio,
+        num_cycles=num_cycles,
+        stable_ratio=stable_ratio,
+    )
+    return LambdaLR(optimizer, factor, last_epoch)

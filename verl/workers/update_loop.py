@@ -1,0 +1,156 @@
+"""What actor and critic share: mini-batches, micro-batches in lockstep, exact metrics.
+
+All ranks run the same number of micro-batches, because FSDP gathers parameters in each: a rank that has fewer runs empty
+ones. Nothing here depends on how rows are cut: losses are normalised by counts of the whole mini-batch, and metrics
+travel as sums and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from verl.models.micro_batches import split_by_rows, split_by_tokens
+from verl.models.packing import PackedRows
+from verl.protocol import DataProto
+from verl.workers.rows import RaggedRows
+
+
+@dataclass(frozen=True)
+class MicroBatchPlan:
+    """How many rows go through the model at once: up to ``max_tokens`` tokens (dynamic), or ``rows`` rows."""
+
+    use_dynamic_bsz: bool
+    max_tokens: int
+    rows: int | None
+    key: str  # config section named in errors
+
+    def split(self, lengths: np.ndarray) -> list[list[int]]:
+        """Positions in ``lengths``, in groups."""
+        if self.use_dynamic_bsz:
+            return split_by_tokens(lengths.tolist(), self.max_tokens)
+        if self.rows is None:
+            raise ValueError(f"set {self.key}micro_batch_size_per_gpu, or use_dynamic_bsz=True to fill by tokens")
+        return split_by_rows(len(lengths), self.rows)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Packed rows with their response tensors on the device; ``columns[name]`` is ``(rows, width)``."""
+
+    packed: PackedRows
+    indices: np.ndarray  # positions in the rank's rows; empty for a filler
+    mask: torch.Tensor  # (rows, width) float32
+    columns: dict[str, torch.Tensor]
+
+    @property
+    def width(self) -> int:
+        return int(self.mask.shape[1])
+
+
+def split_mini_batches(data: DataProto, rows_per_step: int) -> list[np.ndarray]:
+    """Row positions of each optimiser step, in order.
+
+    ``batch["mini_batch"]`` decides where present: each id is one step. Otherwise rows are taken in order,
+    ``rows_per_step`` (of this rank) at a time. Every rank must come to the same number of steps.
+    """
+    if "mini_batch" in data.batch.keys():
+        ids = data.batch["mini_batch"].numpy()
+        minis = [np.flatnonzero(ids == i) for i in np.unique(ids)]
+    else:
+        minis = [np.array(group) for group in split_by_rows(len(data), rows_per_step)]
+    return minis
+
+
+def micro_batches(
+    data: DataProto,
+    rows: RaggedRows,
+    members: np.ndarray,
+    plan: MicroBatchPlan,
+    column_names: list[str],
+    device: torch.device | str,
+) -> Iterator[MicroBatch]:
+    """Micro-batches over the rows ``members``, the same number on every rank. Collective at the start."""
+    groups = plan.split(rows.lengths[members])
+    count = torch.tensor(len(groups), device=device)
+    dist.all_reduce(count, op=dist.ReduceOp.MAX)
+    groups += [[] for _ in range(int(count) - len(groups))]
+    for group in groups:
+        indices = members[group] if group else np.zeros(0, dtype=np.int64)
+        packed = rows.pack(indices, device)
+        width = max(1, int(max((len(rows.responses[i]) for i in indices), default=0)))
+        yield MicroBatch(
+            packed=packed,
+            indices=indices,
+            mask=_take(rows.mask, indices, width, device),
+            columns={name: _take(data.batch[name].float(), indices, width, device) for name in column_names},
+        )
+
+
+def _take(matrix: torch.Tensor, indices: np.ndarray, width: int, device: torch.device | str) -> torch.Tensor:
+    if not len(indices):
+        return torch.zeros(1, width, device=device)
+    return matrix[torch.from_numpy(indices), :width].to(device, non_blocking=True)
+
+
+def assert_same_steps(count: int, device: torch.device | str) -> None:
+    """Every rank must take the same number of optimiser steps, or collectives would wait for ever."""
+    limits = torch.tensor([count, -count], device=device)
+    dist.all_reduce(limits, op=dist.ReduceOp.MAX)
+    most, least = int(limits[0]), -int(limits[1])
+    assert most == least, f"ranks disagree on the number of mini-batches: between {least} and {most}"
+
+
+@dataclass
+class MetricSums:
+    """Metrics of an update, exact over all micro-batches, mini-batches and ranks. Three kinds:
+
+    ``add``: a mean over tokens, as sum and count. ``add_share``: this micro-batch's part of a number that is whole once
+    per optimiser step (a normalised loss); reported as the mean over steps. ``end_step``: numbers that all ranks
+    already agree on (gradient norm), reported as the mean over steps.
+    """
+
+    device: torch.device | str
+    _sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    _shares: dict[str, torch.Tensor] = field(default_factory=dict)
+    _agreed: dict[str, float] = field(default_factory=dict)
+    _steps: int = 0
+
+    def add(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
+        """Add a sum over ``count`` values."""
+        pair = torch.stack([total.detach().double(), count.detach().double()])
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def add_share(self, name: str, share: torch.Tensor) -> None:
+        """Add a part of a step's value."""
+        share = share.detach().double()
+        self._shares[name] = self._shares[name] + share if name in self._shares else share
+
+    def end_step(self, **agreed: float) -> None:
+        """Close an optimiser step; ``agreed`` are its numbers that are the same on all ranks (``a__b`` means ``a/b``)."""
+        self._steps += 1
+        for name, value in agreed.items():
+            name = name.replace("__", "/")
+            self._agreed[name] = self._agreed.get(name, 0.0) + value
+
+    def reduce(self) -> dict[str, float]:
+        """All metrics. Collective; every rank must hold the same names. A mean over nothing is 0."""
+        steps = max(1, self._steps)
+        metrics = {name: value / steps for name, value in self._agreed.items()}
+        names, shares = sorted(self._sums), sorted(self._shares)
+        rows = [self._sums[name] for name in names]
+        rows += [torch.stack([self._shares[name], torch.zeros_like(self._shares[name])]) for name in shares]
+        if not rows:
+            return metrics
+        table = torch.stack(rows)  # (metrics, 2)
+        dist.all_reduce(table)
+        values = table.tolist()
+        for name, (total, count) in zip(names, values):
+            metrics[name] = total / count if count else 0.0
+        for name, (total, _) in zip(shares, values[len(names) :]):
+            metrics[name] = total / steps
+        return metrics
