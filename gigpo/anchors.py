@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
-from typing import Any, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,9 @@ def check_similarity(anchor_obs: np.ndarray, threshold: float) -> None:
     if not 0.0 < threshold < 1.0:
         raise ValueError(f"algorithm.gigpo.similarity_thresh={threshold} must lie strictly between 0 and 1")
     if not all(isinstance(anchor, str) for anchor in anchor_obs):
-        raise ValueError("algorithm.gigpo.enable_similarity=True compares texts, and this environment's anchors are not: set it to False")
+        raise ValueError(
+            "algorithm.gigpo.enable_similarity=True compares texts, and these anchors are none: set it to False"
+        )
 
 
 def similar_groups(anchor_obs: np.ndarray, tasks: np.ndarray, threshold: float) -> np.ndarray:
@@ -67,7 +70,7 @@ def similar_groups(anchor_obs: np.ndarray, tasks: np.ndarray, threshold: float) 
     founders: dict[int, list[tuple[str, int]]] = {}  # task -> (first member's text, step group) in order of founding
     known: dict[tuple[int, str], int] = {}
     count = 0
-    for row, (task, text) in enumerate(zip(tasks.tolist(), anchor_obs)):
+    for row, (task, text) in enumerate(zip(tasks.tolist(), anchor_obs, strict=True)):
         group = known.get((task, text))
         if group is None:
             group = first_similar(founders.setdefault(task, []), text, threshold)
@@ -100,7 +103,7 @@ def are_similar(a: str, b: str, threshold: float = 0.95) -> bool:
 
 def reaches(matcher: SequenceMatcher, threshold: float) -> bool:
     """ratio() >= threshold, with its two cheap upper bounds asked first."""
-    return matcher.real_quick_ratio() >= threshold and matcher.quick_ratio() >= threshold and matcher.ratio() >= threshold
+    return all(ratio() >= threshold for ratio in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio))
 
 
 def anchor_key(anchor: Any) -> Hashable:
@@ -134,7 +137,9 @@ def to_hashable(x: Any) -> Hashable:
         return tuple(to_hashable(item) for item in x)
     if isinstance(x, dict):
         return tuple(sorted((key, to_hashable(value)) for key, value in x.items()))
-    raise TypeError(f"an anchor of type {type(x).__name__} cannot be compared: use text, numbers, arrays, or lists and dicts of them")
+    raise TypeError(
+        f"an anchor of type {type(x).__name__} cannot be compared: use text, numbers, arrays, lists and dicts"
+    )
 
 
 def summarize_group_size(group_size: list[int]) -> None:
@@ -143,5 +148,5 @@ def summarize_group_size(group_size: list[int]) -> None:
         logger.info("step groups: none")
         return
     sizes, counts = np.unique(np.asarray(group_size), return_counts=True)
-    shares = ", ".join(f"{count} of size {size}" for size, count in zip(sizes, counts))
+    shares = ", ".join(f"{count} of size {size}" for size, count in zip(sizes, counts, strict=True))
     logger.info("step groups: %d, mean size %.2f (%s)", len(group_size), float(np.mean(group_size)), shares)

@@ -1,7 +1,8 @@
 """GiGPO: group-in-group policy optimisation (arXiv 2505.10978).
 
 The unit is a row: one step of one episode. Episodes that start from the same task form a *group* (`index`, the row's
-`uid`); steps of a group that see the same environment state, its *anchor*, form a *step group*, across episodes and times.
+`uid`); steps of a group that see the same environment state, its *anchor*, form a *step group*, across episodes and
+times.
 
     episode term   A_E(i, t) = (R_i - mean over the group) / F          R_i the episode's reward
     step term      A_S(i, t) = (G_it - mean over the step group) / F    G_it = sum over k of gamma^k r_i,t+k
@@ -13,8 +14,9 @@ F is 1 for `mean_norm` and the standard deviation for `mean_std_norm`. A group o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +48,9 @@ def compute_step_discounted_returns(batch: Any, gamma: float) -> torch.Tensor:
     """Discounted return of every step: G_t = r_t + gamma * G_{t+1} along its own trajectory.
 
     Args:
-        batch: a DataProto with the arrays `rewards` (N,) and `traj_uid` (N,) in `non_tensor_batch`, and, if present, `step_index`
-            (N,) for the order in time (else rows of a trajectory are in order of time) and `active_masks` (all true).
+        batch: a DataProto with the arrays `rewards` (N,) and `traj_uid` (N,) in `non_tensor_batch`, and, if present,
+            `step_index` (N,) for the order in time (else rows of a trajectory are in order of time) and `active_masks`
+            (all true).
         gamma: discount per environment step.
 
     Returns:
@@ -66,10 +69,11 @@ def compute_step_discounted_returns(batch: Any, gamma: float) -> torch.Tensor:
     steps_left = steps_to_the_end(trajectories[order])
 
     returns = rewards[order]
-    # Second-to-last steps of all trajectories at once, then third-to-last, …: as many passes as the longest episode has steps.
+    # Second-to-last steps of all trajectories at once, then third-to-last, …: as many passes as the longest episode has
+    # steps.
     by_distance = np.argsort(steps_left, kind="stable")
     borders = np.searchsorted(steps_left[by_distance], np.arange(1, steps_left.max(initial=0) + 2))
-    for begin, end in zip(borders[:-1], borders[1:]):
+    for begin, end in zip(borders[:-1], borders[1:], strict=True):
         rows = by_distance[begin:end]
         returns[rows] += gamma * returns[rows + 1]
     result = np.empty_like(returns)
@@ -195,7 +199,9 @@ def gigpo_terms(
     valid = response_mask.bool()
     members = valid.any(dim=-1).cpu().numpy()
     groups = factorize(index)
-    counted = members if compute_mean_std_cross_steps else one_row_per_trajectory(groups, traj_index, members, step_index)
+    counted = members
+    if not compute_mean_std_cross_steps:
+        counted = one_row_per_trajectory(groups, traj_index, members, step_index)
     step_groups = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh)
     return GigpoTerms(
         episode=episode_values(row_scores(token_level_rewards, valid), groups, counted, epsilon, remove_std),
@@ -232,7 +238,8 @@ def episode_norm_reward(
     groups = factorize(index)
     if not compute_mean_std_cross_steps:
         members = one_row_per_trajectory(groups, traj_index, members, step_index)
-    return on_tokens(episode_values(row_scores(token_level_rewards, valid), groups, members, epsilon, remove_std), valid)
+    scores = row_scores(token_level_rewards, valid)
+    return on_tokens(episode_values(scores, groups, members, epsilon, remove_std), valid)
 
 
 def step_norm_reward(
@@ -296,9 +303,9 @@ def gigpo_metrics(terms: GigpoTerms) -> dict[str, float]:
     """What tells whether the step term does anything.
 
     Returns:
-        `gigpo/anchor_group_size/{mean,max}` over step groups; `gigpo/singleton_share`, the share of steps alone in their group;
-        `gigpo/zero_step_advantage_share`, the share of steps whose step term is 0; `gigpo/{episode,step}_advantage_rms`, root mean
-        square over steps. Empty when there are no steps.
+        `gigpo/anchor_group_size/{mean,max}` over step groups; `gigpo/singleton_share`, the share of steps alone in
+        their group; `gigpo/zero_step_advantage_share`, the share of steps whose step term is 0;
+        `gigpo/{episode,step}_advantage_rms`, root mean square over steps. Empty when there are no steps.
     """
     if not terms.members.any():
         return {}

@@ -1,13 +1,13 @@
 """Statistics of a value within groups of rows, for all rows at once.
 
-Group-relative estimators (GRPO, RLOO, GiGPO, HGPO) all ask the same two questions of a row: how far is its value from its
-group's mean, and how wide is the group. Groups come as dense integer codes, so that both are a few `bincount`s.
+Group-relative estimators (GRPO, RLOO, GiGPO, HGPO) all ask the same two questions of a row: how far is its value from
+its group's mean, and how wide is the group. Groups come as dense integer codes, so that both are a few `bincount`s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Hashable, Iterable
 
 import numpy as np
 
@@ -59,7 +59,8 @@ def group_statistics(
     Args:
         values: (rows,) float.
         groups: (rows,) dense codes 0 … number of groups - 1.
-        members: (rows,) bool, the rows that enter the statistics; None = all. The other rows are compared to them all the same.
+        members: (rows,) bool, the rows that enter the statistics; None = all. The other rows are compared to them all
+            the same.
         unbiased: divide the squared deviations by n - 1 rather than n.
     """
     values = np.asarray(values, dtype=np.float64)

@@ -106,7 +106,9 @@ def history_groups(
         ValueError: negative history length.
     """
     if history_length < 0:
-        raise ValueError(f"algorithm.hgpo.history_length={history_length} must be 0 or more (env.history_length is meant)")
+        raise ValueError(
+            f"algorithm.hgpo.history_length={history_length} must be 0 or more (env.history_length is meant)"
+        )
     count = len(anchor_obs)
     members = np.ones(count, dtype=bool) if members is None else members
     tasks = factorize(index)

@@ -34,8 +34,10 @@ class PolicyLossOutput:
     """What a policy loss gives back for one micro-batch.
 
     Attributes:
-        loss: (rows, response_length) float, differentiable, one value per token; values at masked positions are ignored.
-        metrics: name -> (sum, count), both 0-dim and detached; the mean over the mini-batch is sum of sums over sum of counts.
+        loss: (rows, response_length) float, differentiable, one value per token; values at masked positions are
+            ignored.
+        metrics: name -> (sum, count), both 0-dim and detached; the mean over the mini-batch is sum of sums over sum of
+            counts.
         agg_mode_override: an aggregation mode that this loss insists on, whatever `actor.loss_agg_mode` says (GSPO).
 
     Example with 2 rows of at most 3 tokens, the second one token long::
@@ -86,7 +88,7 @@ class LossNormalizer:
 def check_mode(mode: str) -> None:
     """Raise `ValueError` for an unknown aggregation mode."""
     if mode not in AGGREGATION_MODES:
-        raise ValueError(f"loss_agg_mode={mode!r} is not known: set actor.loss_agg_mode to one of {', '.join(AGGREGATION_MODES)}")
+        raise ValueError(f"actor.loss_agg_mode={mode!r} is not known: use one of {', '.join(AGGREGATION_MODES)}")
 
 
 def token_and_row_counts(mask: torch.Tensor) -> torch.Tensor:
@@ -115,8 +117,8 @@ def aggregate(
         loss_mat: (rows, length) loss per token.
         mask: (rows, length), 1 for valid response tokens.
         mode: `token-mean` weighs tokens alike; `seq-mean-token-sum` sums a row and weighs rows alike;
-            `seq-mean-token-mean` averages within the row first; `seq-mean-token-sum-norm` divides the sum over all tokens by the
-            constant `response_length` (Dr.GRPO, arXiv 2503.20783).
+            `seq-mean-token-mean` averages within the row first; `seq-mean-token-sum-norm` divides the sum over all
+            tokens by the constant `response_length` (Dr.GRPO, arXiv 2503.20783).
         global_tokens, global_rows: counts over the mini-batch, see `token_and_row_counts`.
         response_length: the constant of the last mode.
 

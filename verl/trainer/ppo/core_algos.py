@@ -1,8 +1,8 @@
 """The algorithms under the names users know; each lives in its own small file.
 
-Estimators: `verl.trainer.ppo.advantage`. Policy losses: `verl.trainer.ppo.policy_loss`. Aggregation: `verl.trainer.ppo.aggregation`.
-KL: `verl.trainer.ppo.kl`. The functions here that return one number aggregate a batch that is all present; training uses
-the losses per token and divides by counts of the whole mini-batch instead (`LossNormalizer`).
+In `verl.trainer.ppo`: estimators are in `advantage`, policy losses in `policy_loss`, aggregation in `aggregation`, KL in
+`kl`. The functions here that return one number aggregate a batch that is all present; training uses the losses per
+token and divides by counts of the whole mini-batch instead (`LossNormalizer`).
 """
 
 from __future__ import annotations
@@ -99,9 +99,13 @@ def compute_policy_loss_gspo(
     clip_ratio_c: float = 3.0,
     loss_agg_mode: str = "seq-mean-token-mean",
 ) -> PolicyLossSummary:
-    """GSPO loss of a batch that is all here. Rows weigh alike, whatever `loss_agg_mode` says; `clip_ratio_c` has no use in it."""
+    """GSPO loss of a batch that is all here; arguments and returns as in `compute_policy_loss`.
+
+    Rows weigh alike whatever `loss_agg_mode` says, and `clip_ratio_c` has no use in it.
+    """
     low, high = _clip_sides(cliprange, cliprange_low, cliprange_high)
-    return _summary(gspo_terms(old_log_prob, log_prob, advantages, response_mask, low, high), response_mask, loss_agg_mode)
+    output = gspo_terms(old_log_prob, log_prob, advantages, response_mask, low, high)
+    return _summary(output, response_mask, loss_agg_mode)
 
 
 def _clip_sides(both: float | None, low: float | None, high: float | None) -> tuple[float, float]:
@@ -121,7 +125,9 @@ def _summary(output: PolicyLossOutput, response_mask: torch.Tensor, loss_agg_mod
     return loss, clipped, kl, lower
 
 
-def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean") -> torch.Tensor:
+def compute_entropy_loss(
+    logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean"
+) -> torch.Tensor:
     """Aggregated entropy (nats) of logits (rows, response_length, vocabulary)."""
     log_probs = torch.log_softmax(logits, dim=-1)
     return agg_loss(-(log_probs.exp() * log_probs).sum(dim=-1), response_mask, loss_agg_mode)

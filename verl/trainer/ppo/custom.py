@@ -1,7 +1,7 @@
 """A user's own estimators and losses: import their file, and its decorators register them.
 
-`algorithm.custom_module` names a Python file or an importable module, or a list of them. The driver imports it before it
-looks up the estimator, each rank before it looks up the loss.
+`algorithm.custom_module` names a Python file or an importable module, or a list of them. The driver imports it before
+it looks up the estimator, each rank before it looks up the loss.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _import_one(name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ImportError as error:
-            raise ValueError(f"algorithm.custom_module={name}: {error}; give a file (ending in .py) or an importable module") from error
+            raise ValueError(
+                f"algorithm.custom_module={name}: {error}; give a file (ending in .py) or an importable module"
+            ) from error
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"algorithm.custom_module={name}: there is no file {path}")
@@ -54,6 +56,6 @@ def _import_one(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module_name]
-        raise ValueError(f"algorithm.custom_module={name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"algorithm.custom_module={name} fails with {type(error).__name__}: {error}") from error
     logger.info("imported %s", path)
     return module

@@ -18,8 +18,8 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 
     Args:
         logprob, ref_logprob: same shape, log-probs of the sampled tokens.
-        kl_penalty: `k1`/`kl`: d = logprob - ref_logprob; `abs`: |d|; `k2`/`mse`: d^2 / 2; `k3`/`low_var_kl`: exp(-d) + d - 1, bounded
-            to [-10, 10].
+        kl_penalty: `k1`/`kl`: d = logprob - ref_logprob; `abs`: |d|; `k2`/`mse`: d^2 / 2; `k3`/`low_var_kl`: exp(-d) +
+            d - 1, bounded to [-10, 10].
 
     Returns:
         The estimate, same shape.
@@ -40,7 +40,8 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
         estimate = torch.exp((-difference).clamp(max=2 * K3_BOUND)) + difference - 1.0
         return torch.clamp(estimate, min=-K3_BOUND, max=K3_BOUND)
     raise NotImplementedError(
-        f"KL estimator {kl_penalty!r} is not available: set algorithm.kl_penalty and actor.kl_loss_type to one of {', '.join(KL_ESTIMATORS)}"
+        f"KL estimator {kl_penalty!r} is not available: set algorithm.kl_penalty and actor.kl_loss_type to one of "
+        + ", ".join(KL_ESTIMATORS)
     )
 
 

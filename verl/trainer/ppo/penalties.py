@@ -19,17 +19,20 @@ def apply_invalid_action_penalty(
 ) -> tuple[DataProto, dict[str, float]]:
     """Take `invalid_action_penalty_coef` off the last response token of every row whose action was invalid.
 
-    Only the offending step is hit: nothing reaches other steps of its trajectory. `step_rewards`, where present, is lowered alike.
+    Only the offending step is hit: nothing reaches other steps of its trajectory. `step_rewards`, where present, is
+    lowered alike.
 
     Args:
-        data: rows with `token_level_scores` and `response_mask` (rows, response_length), `is_action_valid` (rows,) bool: the
-            response had the asked-for form; and `is_action_admissible` (rows,) bool: the page offered the action.
+        data: rows with `token_level_scores` and `response_mask` (rows, response_length), `is_action_valid` (rows,)
+            bool: the response had the asked-for form; and `is_action_admissible` (rows,) bool: the page offered the
+            action.
         invalid_action_penalty_coef: in units of the episode reward.
         penalise_inadmissible: also hit well-formed actions that the current page did not offer
             (`env.webshop.penalise_inadmissible`).
 
     Returns:
-        `data`, changed in place, and `episode/valid_action_ratio` (and `episode/admissible_action_ratio`), means over rows.
+        `data`, changed in place, and `episode/valid_action_ratio` (and `episode/admissible_action_ratio`), means over
+        rows.
     """
     arrays = data.non_tensor_batch
     mask = data.batch["response_mask"].bool()
@@ -44,7 +47,8 @@ def apply_invalid_action_penalty(
             punished |= ~admissible
 
     scores = data.batch["token_level_scores"]
-    penalty = invalid_action_penalty_coef * (torch.from_numpy(punished).to(mask.device) & real).to(scores.dtype)  # (rows,)
+    hit = torch.from_numpy(punished).to(mask.device) & real
+    penalty = invalid_action_penalty_coef * hit.to(scores.dtype)  # (rows,)
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, positions, 0).amax(dim=-1, keepdim=True)  # (rows, 1)
     scores.scatter_add_(1, last, -penalty.unsqueeze(-1))
@@ -65,12 +69,14 @@ def apply_kl_penalty(
     """token_level_rewards = token_level_scores - beta * KL per token, and one update of the controller of beta.
 
     Args:
-        data: rows with `token_level_scores`, `old_log_probs`, `ref_log_prob` and `response_mask`, all (rows, response_length).
+        data: rows with `token_level_scores`, `old_log_probs`, `ref_log_prob` and `response_mask`, all
+            (rows, response_length).
         kl_ctrl: holds beta; is told the mean over rows of each row's mean KL per token, and the number of rows.
         kl_penalty: a name that `verl.trainer.ppo.kl.kl_penalty` knows (`algorithm.kl_penalty`).
 
     Returns:
-        `data` with the new column, `actor/reward_kl_penalty` (that mean) and `actor/reward_kl_penalty_coeff` (beta before the update).
+        `data` with the new column, `actor/reward_kl_penalty` (that mean) and `actor/reward_kl_penalty_coeff` (beta
+        before the update).
     """
     mask = data.batch["response_mask"].bool()
     kl = torch.where(mask, kl_per_token(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty), 0.0)

@@ -18,7 +18,8 @@ MAX_RANDOM_WEIGHTS = (0.4, 0.1)
 def pf_ppo_weights(scores: torch.Tensor, reweight_method: str, weight_pow: float) -> torch.Tensor:
     """Sampling weights (rows,) for scores (rows,).
 
-    `pow`: |score|^weight_pow; `max_min`: 1 for the highest and lowest score, else 0; `max_random`: 0.4 for the highest, else 0.1.
+    `pow`: |score|^weight_pow; `max_min`: 1 for the highest and lowest score, else 0; `max_random`: 0.4 for the highest,
+    else 0.1.
 
     Raises:
         ValueError: unknown method.
@@ -31,15 +32,17 @@ def pf_ppo_weights(scores: torch.Tensor, reweight_method: str, weight_pow: float
         high, low = MAX_RANDOM_WEIGHTS
         weights = torch.where(scores == scores.max(), high, low).to(scores.dtype)
     else:
-        raise ValueError(f"algorithm.pf_ppo.reweight_method={reweight_method!r} is not known: use pow, max_min or max_random")
+        raise ValueError(
+            f"algorithm.pf_ppo.reweight_method={reweight_method!r} is not known: use pow, max_min or max_random"
+        )
     return weights + SMALLEST_WEIGHT
 
 
 def compute_pf_ppo_reweight_data(data: DataProto, reweight_method: str = "pow", weight_pow: float = 2.0) -> DataProto:
     """As many rows, drawn with replacement by their score.
 
-    Filler rows stay where they are, and so does the plan of mini-batches (`mini_batch`): a drawn row takes the place of another.
-    The draw is a function of the scores alone, so a resumed run draws the same.
+    Filler rows stay where they are, and so does the plan of mini-batches (`mini_batch`): a drawn row takes the place of
+    another. The draw is a function of the scores alone, so a resumed run draws the same.
 
     Args:
         data: rows with `token_level_scores` and `response_mask`, both (rows, response_length).

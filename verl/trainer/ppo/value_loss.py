@@ -8,7 +8,11 @@ from verl.trainer.ppo.aggregation import MetricSum, agg_loss, metric_sum
 
 
 def value_loss_per_token(
-    vpreds: torch.Tensor, returns: torch.Tensor, values: torch.Tensor, response_mask: torch.Tensor, cliprange_value: float
+    vpreds: torch.Tensor,
+    returns: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange_value: float,
 ) -> tuple[torch.Tensor, dict[str, MetricSum]]:
     """max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) per token; no factor 1/2.
 
@@ -17,7 +21,8 @@ def value_loss_per_token(
         cliprange_value: c, in units of the return.
 
     Returns:
-        loss (rows, response_length) to aggregate with a `LossNormalizer`, and metrics as (sum, count) over valid tokens.
+        loss (rows, response_length) to aggregate with a `LossNormalizer`, and metrics as (sum, count) over valid
+        tokens.
     """
     clipped_preds = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     plain = (vpreds - returns).square()

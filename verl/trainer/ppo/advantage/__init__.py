@@ -1,6 +1,7 @@
 """Advantage estimators, found by name through the registry, and the call that applies one to a batch."""
 
-from verl.trainer.ppo.advantage import gae, group_relative, reinforce, step_groups  # noqa: F401  (they register themselves)
+# The modules of estimators are imported so that these register themselves.
+from verl.trainer.ppo.advantage import gae, group_relative, reinforce, step_groups  # noqa: F401
 from verl.trainer.ppo.advantage.compute import compute_advantage, compute_response_mask
 from verl.trainer.ppo.advantage.registry import (
     AdvantageEstimator,

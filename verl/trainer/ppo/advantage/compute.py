@@ -26,16 +26,19 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
     """Write `advantages` and `returns` with the estimator that `config.adv_estimator` names.
 
     Args:
-        data: rows with `token_level_rewards` (rows, response_length), `response_mask`, `uid`, `traj_uid`, and what the estimator
-            needs besides: `values` (gae), `step_rewards` and `anchor_obs` (gigpo, hgpo), `reward_baselines` (remax).
+        data: rows with `token_level_rewards` (rows, response_length), `response_mask`, `uid`, `traj_uid`, and what the
+            estimator needs besides: `values` (gae), `step_rewards` and `anchor_obs` (gigpo, hgpo), `reward_baselines`
+            (remax).
         config: the `algorithm` section of the config.
 
     Returns:
         `data` with the two columns, 0 at masked positions, and with what the estimator reports in
-        `meta_info["advantage_metrics"]`. With `use_pf_ppo` and `gae`, a batch of the same size with rows drawn by score.
+        `meta_info["advantage_metrics"]`. With `use_pf_ppo` and `gae`, a batch of the same size with rows drawn by
+        score.
 
     Raises:
-        ValueError: unknown estimator, a column it needs is missing, or a reward or value is not finite (names the trajectory).
+        ValueError: unknown estimator, a column it needs is missing, or a reward or value is not finite (names the
+            trajectory).
     """
     estimator = get_adv_estimator_fn(config.adv_estimator)
     inputs = gather_inputs(data, config)

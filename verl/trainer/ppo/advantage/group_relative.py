@@ -1,8 +1,8 @@
 """Advantages relative to the other attempts at the same task: GRPO, its pass@k form, and RLOO.
 
 A row's score is the sum of its token rewards. With `compute_mean_std_cross_steps` (the reference's way) every row of a
-task group enters the group's statistics, so a long episode counts once per step; without, each trajectory counts once, by
-its first step. Filler rows count nowhere.
+task group enters the group's statistics, so a long episode counts once per step; without, each trajectory counts once,
+by its first step. Filler rows count nowhere.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def compute_grpo_passk_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pass@k GRPO (arXiv 2503.19595): the best of a group gets its lead over the second best, everything else 0.
 
-    With `compute_mean_std_cross_steps` the best *row* gets it. Without, trajectories compete, and every row of the best one gets
-    it. Arguments and returns as in `compute_grpo_outcome_advantage`.
+    With `compute_mean_std_cross_steps` the best *row* gets it. Without, trajectories compete, and every row of the best
+    one gets it. Arguments and returns as in `compute_grpo_outcome_advantage`.
 
     Raises:
         ValueError: a group has fewer than two that compete.
@@ -108,7 +108,7 @@ def compute_grpo_passk_outcome_advantage(
     values = np.zeros_like(scores)
     values[best] = lead
     if not compute_mean_std_cross_steps:
-        trajectories = factorize(zip(groups.tolist(), traj_index))
+        trajectories = factorize(zip(groups.tolist(), traj_index, strict=True))
         lead_of = np.zeros(int(trajectories.max(initial=-1)) + 1)
         lead_of[trajectories[best]] = lead
         values = lead_of[trajectories]
@@ -125,7 +125,8 @@ def compute_rloo_outcome_advantage(
     compute_mean_std_cross_steps: bool = True,
     step_index: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RLOO (arXiv 2402.14740): score - mean of the others = n / (n - 1) (score - group mean). A group of one keeps its score.
+    """RLOO (arXiv 2402.14740): score - mean of the others = n / (n - 1) (score - group mean). A group of one keeps
+    its score.
 
     `epsilon` is unused and stays for the signature. Arguments and returns as in `compute_grpo_outcome_advantage`.
     """
@@ -140,7 +141,7 @@ def compute_rloo_outcome_advantage(
 
 @register_adv_est(AdvantageEstimator.GRPO)
 def grpo(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO; Dr.GRPO with `algorithm.norm_adv_by_std_in_grpo=False` and `actor.loss_agg_mode=seq-mean-token-sum-norm`."""
+    """GRPO; Dr.GRPO with `norm_adv_by_std_in_grpo=False` and `actor.loss_agg_mode=seq-mean-token-sum-norm`."""
     return compute_grpo_outcome_advantage(
         inputs.token_level_rewards,
         inputs.response_mask,

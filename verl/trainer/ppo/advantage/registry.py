@@ -1,6 +1,7 @@
 """Registry of advantage estimators: `algorithm.adv_estimator` names one of them.
 
-An estimator sees the rows of one training step and returns `(advantages, returns)`, both (rows, response_length). To add one::
+An estimator sees the rows of one training step and returns `(advantages, returns)`, both (rows, response_length). To
+add one::
 
     @register_adv_est("mine")
     def my_estimator(inputs):
@@ -10,9 +11,10 @@ An estimator sees the rows of one training step and returns `(advantages, return
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,7 +43,8 @@ class AdvantageInputs:
 
     Attributes:
         token_level_rewards: (rows, response_length) float32, 0 at masked positions.
-        response_mask: (rows, response_length), 1 for valid response tokens; a row without any is a filler and must not matter.
+        response_mask: (rows, response_length), 1 for valid response tokens; a row without any is a filler and must not
+            matter.
         index: (rows,) task group of each row (`uid`).
         traj_index: (rows,) trajectory of each row (`traj_uid`).
         step_index: (rows,) int, time of the row within its trajectory; None if the batch has none.
@@ -98,7 +101,9 @@ def register_adv_est(name: str | AdvantageEstimator) -> Callable[[AdvantageFn], 
     def decorator(fn: AdvantageFn) -> AdvantageFn:
         known = _ESTIMATORS.get(key)
         if known is not None and (known.__module__, known.__qualname__) != (fn.__module__, fn.__qualname__):
-            raise ValueError(f"advantage estimator {key!r} is already registered by {known.__module__}: choose another name")
+            raise ValueError(
+                f"advantage estimator {key!r} is already registered by {known.__module__}: choose another name"
+            )
         _ESTIMATORS[key] = fn
         return fn
 

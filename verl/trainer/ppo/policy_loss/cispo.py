@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
-from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, ratio_of, register_policy_loss
+from verl.trainer.ppo.policy_loss.registry import (
+    PolicyLossConfig,
+    clip_range,
+    log_ratio,
+    ratio_of,
+    register_policy_loss,
+)
 
 
 @register_policy_loss("cispo")
@@ -16,7 +22,10 @@ def cispo_policy_loss(
     response_mask: torch.Tensor,
     config: PolicyLossConfig,
 ) -> PolicyLossOutput:
-    """-sg(clip(r, 1 - low, 1 + high)) A log_prob per token: every token keeps a gradient. Tensors (rows, response_length)."""
+    """-sg(clip(r, 1 - low, 1 + high)) A log_prob per token; no token loses its gradient.
+
+    Tensors (rows, response_length).
+    """
     low, high = clip_range(config)
     log_r = log_ratio(log_prob, old_log_prob, response_mask)
     ratio = ratio_of(log_r.detach())

@@ -1,7 +1,7 @@
 """Clip-Cov and KL-Cov: hold back the few tokens that drive the entropy down (arXiv 2505.22617).
 
-Both rank tokens by c = (log_prob - mean log_prob)(A - mean A). The means and the number of chosen tokens are those of the
-tensors at hand, that is, of one micro-batch: unlike every other loss here, their result depends a little on how a
+Both rank tokens by c = (log_prob - mean log_prob)(A - mean A). The means and the number of chosen tokens are those of
+the tensors at hand, that is, of one micro-batch: unlike every other loss here, their result depends a little on how a
 mini-batch is cut. The number of chosen tokens is share * tokens rounded at random, so its expectation does not.
 """
 
@@ -10,7 +10,13 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
-from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, ratio_of, register_policy_loss
+from verl.trainer.ppo.policy_loss.registry import (
+    PolicyLossConfig,
+    clip_range,
+    log_ratio,
+    ratio_of,
+    register_policy_loss,
+)
 from verl.utils.masked_ops import masked_sum
 
 
@@ -37,8 +43,8 @@ def clip_cov_policy_loss(
 ) -> PolicyLossOutput:
     """PPO clip, with a random choice of high-covariance tokens left out of the gradient.
 
-    Of the valid tokens with `clip_cov_lb` < c < `clip_cov_ub`, `clip_cov_ratio` (a share of *all* valid tokens) get loss 0.
-    Tensors (rows, response_length).
+    Of the valid tokens with `clip_cov_lb` < c < `clip_cov_ub`, `clip_cov_ratio` (a share of *all* valid tokens) get
+    loss 0. Tensors (rows, response_length).
     """
     low, high = clip_range(config)
     options = config.policy_loss
@@ -71,9 +77,9 @@ def kl_cov_policy_loss(
     response_mask: torch.Tensor,
     config: PolicyLossConfig,
 ) -> PolicyLossOutput:
-    """-A r per token, plus `ppo_kl_coef` * |log_prob - old_log_prob| on the top share `kl_cov_ratio` of tokens by covariance.
+    """-A r per token, plus `ppo_kl_coef` * |log_prob - old_log_prob| on the tokens of highest covariance.
 
-    Tensors (rows, response_length).
+    Those are the top share `kl_cov_ratio` of all valid tokens. Tensors (rows, response_length).
     """
     options = config.policy_loss
     log_r = log_ratio(log_prob, old_log_prob, response_mask)

@@ -9,7 +9,8 @@ A loss sees one micro-batch and returns a value per token (`PolicyLossOutput`); 
 
 from __future__ import annotations
 
-from typing import Callable, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -96,5 +97,5 @@ def log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask:
 
 
 def ratio_of(log_r: torch.Tensor) -> torch.Tensor:
-    """exp of a log-ratio, finite for any input: far outside every clip range an infinite ratio would give 0 * inf = NaN gradients."""
+    """exp of a log-ratio, kept finite: an infinite ratio, though clipped, would have a gradient of 0 * inf = NaN."""
     return torch.exp(log_r.clamp(max=MAX_LOG_RATIO))

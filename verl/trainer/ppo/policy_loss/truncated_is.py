@@ -1,7 +1,8 @@
 """Truncated importance sampling: correct for the gap between the engine that sampled and the trainer that learns.
 
 The engine's log-probabilities differ from the trainer's for the same weights (kernels, dtype). Each token's loss is
-multiplied with sg(min(exp(old_log_prob - rollout_log_prob), cap)); `actor.tis_cap` sets the cap (2 is usual), null = off.
+multiplied with sg(min(exp(old_log_prob - rollout_log_prob), cap)); `actor.tis_cap` sets the cap (2 is usual); with
+null there is no correction.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def apply_truncated_importance_sampling(
         ValueError: no rollout log-probs, or a cap that is not positive.
     """
     if rollout_log_prob is None:
-        raise ValueError("actor.tis_cap needs rollout_log_probs in the batch, and this rollout engine gave none: set actor.tis_cap=null")
+        raise ValueError(
+            "actor.tis_cap needs rollout_log_probs, and this rollout engine gave none: set actor.tis_cap=null"
+        )
     if not cap > 0:
         raise ValueError(f"actor.tis_cap={cap} must be greater than 0 (2.0 is usual; null turns the correction off)")
     weight = ratio_of(log_ratio(old_log_prob, rollout_log_prob, response_mask)).detach()  # (rows, response_length)

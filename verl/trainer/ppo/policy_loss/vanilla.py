@@ -8,7 +8,13 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
-from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, ratio_of, register_policy_loss
+from verl.trainer.ppo.policy_loss.registry import (
+    PolicyLossConfig,
+    clip_range,
+    log_ratio,
+    ratio_of,
+    register_policy_loss,
+)
 
 
 def dual_clip_terms(
