@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verl.utils.masked_ops import masked_sum
+from verl.utils.torch_functional import masked_sum
 
 AGGREGATION_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -131,7 +131,7 @@ def aggregate(
     if mode == "seq-mean-token-sum":
         return masked_sum(loss_mat, mask) / max(global_rows, 1.0)
     if mode == "seq-mean-token-mean":
-        mean_of_row = masked_sum(loss_mat, mask, dim=-1) / mask.sum(dim=-1).clamp(min=1)  # (rows,)
+        mean_of_row = masked_sum(loss_mat, mask, axis=-1) / mask.sum(dim=-1).clamp(min=1)  # (rows,)
         return mean_of_row.sum() / max(global_rows, 1.0)
     return masked_sum(loss_mat, mask) / response_length
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.advantage.registry import AdvantageEstimator, AdvantageInputs, register_adv_est
-from verl.utils.masked_ops import masked_whiten
+from verl.utils.torch_functional import masked_whiten
 
 
 def gae_scan(

@@ -8,7 +8,7 @@ import torch
 from gigpo.core_gigpo import on_tokens
 from verl.trainer.ppo.advantage.group_relative import score_statistics
 from verl.trainer.ppo.advantage.registry import AdvantageEstimator, AdvantageInputs, register_adv_est
-from verl.utils.masked_ops import masked_whiten
+from verl.utils.torch_functional import masked_whiten
 
 
 def compute_reinforce_plus_plus_outcome_advantage(

@@ -17,7 +17,7 @@ from verl.trainer.ppo.policy_loss.registry import (
     ratio_of,
     register_policy_loss,
 )
-from verl.utils.masked_ops import masked_sum
+from verl.utils.torch_functional import masked_sum
 
 
 def token_covariance(log_prob: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
 from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, register_policy_loss
-from verl.utils.masked_ops import masked_sum
+from verl.utils.torch_functional import masked_sum
 
 # The reference's bound of the row's log-ratio, which keeps exp finite.
 MAX_LOG_RATIO = 10.0
@@ -29,7 +29,7 @@ def gspo_terms(
     """
     log_r = log_ratio(log_prob, old_log_prob, response_mask)
     lengths = response_mask.sum(dim=-1).clamp(min=1)
-    sequence_log_r = masked_sum(log_r, response_mask, dim=-1) / lengths  # (rows,)
+    sequence_log_r = masked_sum(log_r, response_mask, axis=-1) / lengths  # (rows,)
     token_log_r = log_r - log_r.detach() + sequence_log_r.detach().unsqueeze(-1)  # value of s, gradient of the token
     ratio = torch.exp(torch.clamp(token_log_r, max=MAX_LOG_RATIO))
     plain = -advantages * ratio
