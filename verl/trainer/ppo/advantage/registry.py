@@ -120,7 +120,7 @@ def get_adv_estimator_fn(name: str | AdvantageEstimator) -> AdvantageFn:
     if key not in _ESTIMATORS:
         raise ValueError(
             f"algorithm.adv_estimator={key!r} is not known; choose one of {', '.join(sorted(_ESTIMATORS))}, "
-            "or register your own and name its file in algorithm.custom_module"
+            "or register your own and name its file in actor_rollout_ref.model.external_lib"
         )
     return _ESTIMATORS[key]
 

@@ -73,7 +73,7 @@ def get_policy_loss_fn(name: str) -> PolicyLossFn:
     if name not in _POLICY_LOSSES:
         raise ValueError(
             f"actor.policy_loss.loss_mode={name!r} is not known; choose one of {', '.join(sorted(_POLICY_LOSSES))}, "
-            "or register your own and name its file in algorithm.custom_module"
+            "or register your own and name its file in actor_rollout_ref.model.external_lib"
         )
     return _POLICY_LOSSES[name]
 

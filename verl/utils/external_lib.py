@@ -1,7 +1,7 @@
-"""A user's own estimators and losses: import their file, and its decorators register them.
+"""A user's own estimators, losses and models: import their file, and its decorators register them.
 
-`algorithm.custom_module` names a Python file or an importable module, or a list of them. The driver imports it before
-it looks up the estimator, each rank before it looks up the loss.
+`actor_rollout_ref.model.external_lib` names a Python file or an importable module, or a list of them. The driver imports
+it before it looks up the estimator, each rank before it builds the model and looks up the loss.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import ModuleType
 logger = logging.getLogger(__name__)
 
 
-def import_custom_module(source: str | Sequence[str] | None) -> list[ModuleType]:
-    """Import what `algorithm.custom_module` names; once per process, however often it is called.
+def import_external_lib(source: str | Sequence[str] | None) -> list[ModuleType]:
+    """Import what `actor_rollout_ref.model.external_lib` names; once per process, however often it is called.
 
     Args:
         source: `path/to/file.py`, `package.module`, a list of either, or None for nothing.
@@ -39,13 +39,13 @@ def _import_one(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ImportError as error:
             raise ValueError(
-                f"algorithm.custom_module={name}: {error}; give a file (ending in .py) or an importable module"
+                f"external_lib={name}: {error}; give a file (ending in .py) or an importable module"
             ) from error
     path = Path(name).expanduser().resolve()
     if not path.is_file():
-        raise ValueError(f"algorithm.custom_module={name}: there is no file {path}")
+        raise ValueError(f"external_lib={name}: there is no file {path}")
     # The name depends on the whole path, so that two files called losses.py do not shadow each other.
-    module_name = f"custom_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    module_name = f"external_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -56,6 +56,6 @@ def _import_one(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module_name]
-        raise ValueError(f"algorithm.custom_module={name} fails with {type(error).__name__}: {error}") from error
+        raise ValueError(f"external_lib={name} fails with {type(error).__name__}: {error}") from error
     logger.info("imported %s", path)
     return module
