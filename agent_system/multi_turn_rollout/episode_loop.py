@@ -1,0 +1,267 @@
+"""The event-driven loop: every episode goes on as soon as what it waits for is there.
+
+::
+
+    finished request → decode → the environment of that episode alone → next prompt → request
+    episode over     → its slot is free; nothing is prompted, tokenised or generated for it again
+
+The loop waits for whichever comes first, an engine or an environment. It knows neither shops nor worker groups.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from tqdm import tqdm
+
+from agent_system.environments.base import EventEnvironments, Observation
+from agent_system.multi_turn_rollout.episode import Episode, Turn, request_seed
+from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
+from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
+from verl.workers.rollout.base import RolloutRequest, RolloutResult, SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 5.0  # how often a wait is interrupted to look at time limits and at ranks nobody waits for
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """What one rollout is to do.
+
+    Attributes:
+        name: in ids and the progress bar: what makes ids of this rollout differ from those of others.
+        seed_parts: what the seeds of its requests start from.
+        num_groups: groups 0 … num_groups-1 play.
+        max_turns: agent steps of an episode at most.
+        env_kwargs: one dict per slot for the environment, or None.
+        block: block of the validation tasks.
+        max_attempts: tasks a group may play until its rewards differ; 1 keeps every group.
+        reply_limit_s: time limit of an environment's reply, seconds.
+    """
+
+    name: str
+    seed_parts: tuple[int | str, ...]
+    num_groups: int
+    max_turns: int
+    sampling: SamplingSettings
+    env_kwargs: Sequence[Any] | None = None
+    block: int = 0
+    max_attempts: int = 1
+    reply_limit_s: float = 600.0
+    progress_bar: bool = True
+
+
+@dataclass
+class LoopCounts:
+    """What happened in one rollout, beside what the engines did."""
+
+    episodes: int = 0
+    infra_retried: int = 0
+    infra_failed: int = 0
+    prompt_overflow: int = 0
+    groups_dropped: int = 0
+    env_only_wait_s: float = 0.0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+class EpisodeLoop:
+    """One rollout. ``run`` returns the episodes of all groups that were kept, by group and member."""
+
+    def __init__(
+        self,
+        plan: RolloutPlan,
+        envs: EventEnvironments,
+        scheduler: ReplicaScheduler,
+        encoder: PromptEncoder,
+        tokenizer: Any,
+    ) -> None:
+        self._plan, self._envs, self._scheduler, self._encoder = plan, envs, scheduler, encoder
+        self._tokenizer = tokenizer
+        self._active: dict[int, Episode] = {}  # by slot
+        self._requests: dict[str, Episode] = {}  # by request id
+        self._env_replies: dict[ray.ObjectRef, float] = {}  # reference -> when it was asked for
+        self._members: dict[int, list[Episode]] = {}  # finished episodes of each group's present attempt
+        self._kept: dict[int, list[Episode]] = {}
+        self.counts = LoopCounts()
+
+    def run(self) -> list[Episode]:
+        """Plays until every group is through.
+
+        Raises:
+            ValueError: a prompt is longer than ``data.max_prompt_length`` and ``data.truncation`` is ``error``.
+            TimeoutError: an engine took longer than ``trainer.step_timeout``.
+        """
+        begin = time.perf_counter()
+        total = self._plan.num_groups * self._envs.group_size
+        with tqdm(
+            total=total, desc=self._plan.name, unit="episode", disable=not self._plan.progress_bar, mininterval=0.5
+        ) as self._bar:
+            self._start_groups(range(self._plan.num_groups), attempt=0)
+            while self._active:
+                self._turn_of_the_loop()
+        self.counts.seconds = time.perf_counter() - begin
+        return [episode for group in sorted(self._kept) for episode in self._kept[group]]
+
+    # ------------------------------------------------------------------ waiting
+
+    def _turn_of_the_loop(self) -> None:
+        hold = self._scheduler.dispatch(environments_pending=bool(self._env_replies))
+        calls, replies = self._scheduler.calls, list(self._env_replies)
+        assert calls or replies, f"{len(self._active)} episodes run but nothing is on its way"
+        begin = time.perf_counter()
+        ready = _wait_for_any(calls + replies, _POLL_S if hold is None else min(hold, _POLL_S))
+        if not calls:
+            self.counts.env_only_wait_s += time.perf_counter() - begin
+        observations = [pair for ref in replies if ref in ready for pair in self._collect(ref)]
+        results = [result for call in calls if call in ready for result in self._scheduler.collect(call)]
+        self._act(results)
+        self._take_observations(observations + self._overdue())
+        if not ready:
+            self._scheduler.check()
+
+    def _collect(self, ref: ray.ObjectRef) -> list[tuple[int, Observation]]:
+        del self._env_replies[ref]
+        return self._envs.collect(ref)
+
+    def _overdue(self) -> list[tuple[int, Observation]]:
+        now, limit = time.perf_counter(), self._plan.reply_limit_s
+        late = [ref for ref, asked in self._env_replies.items() if now - asked > limit]
+        found = []
+        for ref in late:
+            del self._env_replies[ref]
+            found += self._envs.expire(ref, f"no reply from the environment within {limit:g} s")
+        return found
+
+    def _expect(self, refs: Sequence[ray.ObjectRef]) -> None:
+        now = time.perf_counter()
+        self._env_replies.update((ref, now) for ref in refs)
+
+    # ------------------------------------------------------------------ an episode's way
+
+    def _start_groups(self, groups: Sequence[int], attempt: int) -> None:
+        size, plan = self._envs.group_size, self._plan
+        self._expect(self._envs.begin(groups, plan.env_kwargs, attempt, plan.block))
+        for group in groups:
+            uid = f"{plan.name}-group{group}" + (f"-attempt{attempt}" if attempt else "")
+            self._members[group] = []
+            for member in range(size):
+                slot = group * size + member
+                self._active[slot] = Episode(
+                    slot, group, member, attempt, uid, f"{uid}-member{member}", self._envs.task_id(slot)
+                )
+
+    def _take_observations(self, observations: Sequence[tuple[int, Observation]]) -> None:
+        """Goes on in every slot that was answered; the new prompts are tokenised together."""
+        to_prompt: list[tuple[Episode, Observation]] = []
+        for slot, observation in observations:
+            episode = self._active[slot]
+            if observation.infra_failed:
+                self._retry_or_give_up(episode, observation.info["error"])
+                continue
+            self._complete_turn(episode, observation)
+            if observation.done or len(episode.turns) >= self._plan.max_turns:
+                self._finish(episode)
+            else:
+                to_prompt.append((episode, observation))
+        self._prompt(to_prompt)
+
+    @staticmethod
+    def _complete_turn(episode: Episode, observation: Observation) -> None:
+        turn, episode.pending = episode.pending, None
+        if turn is None:  # the observation is that of a reset
+            return
+        turn.reward, turn.info = observation.reward, observation.info
+        episode.turns.append(turn)
+
+    def _prompt(self, pairs: Sequence[tuple[Episode, Observation]]) -> None:
+        encoded = self._encoder.encode([observation.prompt for _, observation in pairs])
+        for (episode, observation), ids in zip(pairs, encoded, strict=True):
+            fitted = self._encoder.fit(ids, lambda h, slot=episode.slot: self._envs.shorter_prompt(slot, h))
+            if fitted is None:
+                episode.prompt_overflow = True
+                self.counts.prompt_overflow += 1
+                self._finish(episode)
+                continue
+            episode.pending = Turn(prompt_ids=fitted, anchor=observation.anchor)
+            self._request(episode)
+
+    def _request(self, episode: Episode) -> None:
+        turn = len(episode.turns)
+        request_id = f"{episode.traj_uid}-turn{turn}" + (f"-retry{episode.retries}" if episode.retries else "")
+        seed = request_seed(*self._plan.seed_parts, episode.group, episode.attempt, episode.member, turn)
+        assert episode.pending is not None, "a request needs a prompt"
+        self._requests[request_id] = episode
+        self._scheduler.enqueue(
+            episode.group, RolloutRequest(request_id, episode.pending.prompt_ids, self._plan.sampling, seed)
+        )
+
+    def _act(self, results: Sequence[RolloutResult]) -> None:
+        """Hands finished responses to their environments."""
+        if not results:
+            return
+        texts = self._tokenizer.batch_decode([result.response_ids for result in results], skip_special_tokens=True)
+        actions = []
+        for result, text in zip(results, texts, strict=True):
+            episode = self._requests.pop(result.request_id)
+            turn = episode.pending
+            assert turn is not None, "a response belongs to a pending turn"
+            turn.response_ids, turn.log_probs = result.response_ids, result.log_probs
+            turn.finish_reason = result.finish_reason
+            actions.append((episode.slot, text))
+        self._expect(self._envs.submit_steps(actions))
+
+    def _retry_or_give_up(self, episode: Episode, reason: str) -> None:
+        episode.pending = None
+        if episode.retries:
+            episode.infra_failed = True
+            self.counts.infra_failed += 1
+            self.counts.failures.append(f"{episode.traj_uid}: {reason}")
+            logger.warning("%s is left out, its environment failed twice: %s", episode.traj_uid, reason)
+            self._finish(episode)
+            return
+        logger.warning("%s starts again, its environment failed: %s", episode.traj_uid, reason)
+        episode.retries += 1
+        episode.turns.clear()
+        self.counts.infra_retried += 1
+        self._expect(self._envs.restart(episode.slot))
+
+    # ------------------------------------------------------------------ the end of episodes and groups
+
+    def _finish(self, episode: Episode) -> None:
+        del self._active[episode.slot]
+        members = self._members[episode.group]
+        members.append(episode)
+        self.counts.episodes += 1
+        self._expect(self._envs.finish(episode.slot))
+        if len(members) == self._envs.group_size:
+            self._close_group(episode.group, episode.attempt)
+        self._bar.update()
+
+    def _close_group(self, group: int, attempt: int) -> None:
+        members = sorted(self._members.pop(group), key=lambda episode: episode.member)
+        if attempt + 1 < self._plan.max_attempts and not _rewards_differ(members):
+            self.counts.groups_dropped += 1
+            self._bar.total += len(members)
+            self._start_groups([group], attempt + 1)
+            return
+        self._kept[group] = members
+
+
+def _rewards_differ(members: Sequence[Episode]) -> bool:
+    rewards = [episode.reward for episode in members if episode.counts]
+    return len(set(rewards)) > 1
+
+
+def _wait_for_any(refs: list[ray.ObjectRef], timeout_s: float) -> set[ray.ObjectRef]:
+    """All that is ready once something is; empty after ``timeout_s``."""
+    ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
+    if ready and rest:
+        ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+    return set(ready)

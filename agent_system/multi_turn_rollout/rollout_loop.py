@@ -1,0 +1,179 @@
+"""Where a batch shell becomes rows: the policy plays the environments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_system.environments.base import EventEnvironments
+from agent_system.multi_turn_rollout.episode import Episode
+from agent_system.multi_turn_rollout.episode_loop import EpisodeLoop, LoopCounts, RolloutPlan
+from agent_system.multi_turn_rollout.generation import GenerationClient, as_generation_client
+from agent_system.multi_turn_rollout.lock_step import as_event_environments
+from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
+from agent_system.multi_turn_rollout.rows import build_rows
+from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
+from verl.protocol import DataProto
+from verl.workers.rollout.base import SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+
+class TrajectoryCollector:
+    """Collects episodes for training and validation.
+
+    Args:
+        config: the run's configuration.
+        tokenizer: of the policy, with a chat template.
+        processor: of images; text environments need none.
+    """
+
+    def __init__(self, config: Any, tokenizer: Any, processor: Any = None) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self._encoder = PromptEncoder(
+            tokenizer,
+            config.data.max_prompt_length,
+            config.data.truncation,
+            config.data.apply_chat_template_kwargs,
+            config.env.history_length,
+        )
+
+    def multi_turn_loop(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
+    ) -> DataProto:
+        """Plays one batch of episodes to their end.
+
+        Args:
+            gen_batch: one row per task in training (each is played ``env.rollout.n`` times), one per episode in
+                validation. Its ``data_source`` and ``env_kwargs`` columns are used where they are present, and of
+                its ``meta_info`` ``global_steps`` (seeds in training), ``batch_index`` (which block of the validation
+                tasks) and ``do_sample``.
+            actor_rollout_wg: the worker group with the engines, or any ``GenerationClient``.
+            envs: an environment manager, event-driven or lock-step.
+            is_train: training or validation.
+
+        Returns:
+            Rows ordered by episode and step, see ``build_rows``. ``meta_info["rollout_metrics"]`` holds ``rollout/*``.
+
+        Raises:
+            ValueError: the batch does not fit the environments, or a prompt is too long and must not be cut.
+            RuntimeError: no episode came through.
+        """
+        group_size = self._group_size(is_train)
+        repeat = group_size if is_train else 1
+        num_episodes = len(gen_batch) * repeat
+        environments = as_event_environments(envs, num_episodes, group_size)
+        plan = self._plan(gen_batch, environments, num_episodes, repeat, is_train)
+        client = as_generation_client(actor_rollout_wg)
+        engine_metrics = client.begin()
+        scheduler = ReplicaScheduler(
+            client, self.config.actor_rollout_ref.rollout.max_steps_per_slice, self.config.trainer.step_timeout
+        )
+        loop = EpisodeLoop(plan, environments, scheduler, self._encoder, self.tokenizer)
+        self._encoder.shortened = 0
+        episodes = loop.run()
+        engine_metrics |= client.end()
+        metrics = self._metrics(loop.counts, scheduler, client) | engine_metrics
+        counted = [episode for episode in episodes if episode.counts]
+        if not counted:
+            reasons = "; ".join(loop.counts.failures[:3]) or "every first prompt exceeds data.max_prompt_length"
+            raise RuntimeError(f"none of the {num_episodes} episodes of {plan.name} came through: {reasons}")
+        sources = _column(gen_batch, "data_source", repeat) or ["unknown"] * num_episodes
+        return build_rows(
+            counted,
+            _success(environments, counted),
+            [str(sources[episode.slot]) for episode in counted],
+            self.tokenizer.pad_token_id,
+            {
+                "temperature": plan.sampling.temperature,
+                "eos_token_id": self.tokenizer.eos_token_id,
+                "pad_token_id": self.tokenizer.pad_token_id,
+                "rollout_metrics": metrics,
+            },
+        )
+
+    def _group_size(self, is_train: bool) -> int:
+        size = self.config.env.rollout.n if is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
+        return max(size, 1)
+
+    def _plan(
+        self, gen_batch: DataProto, envs: EventEnvironments, num_episodes: int, repeat: int, is_train: bool
+    ) -> RolloutPlan:
+        if num_episodes > envs.num_episodes or num_episodes % envs.group_size:
+            key = "data.train_batch_size × env.rollout.n" if is_train else "data.val_batch_size × val_kwargs.n"
+            raise ValueError(
+                f"the batch asks for {num_episodes} episodes, the environment has {envs.num_episodes} in groups of "
+                f"{envs.group_size}: {key} must be the number of its episodes"
+            )
+        config, meta = self.config, gen_batch.meta_info
+        step, block = int(meta.get("global_steps", 0)), int(meta.get("batch_index", 0))
+        run_seed = config.actor_rollout_ref.rollout.seed
+        filters = config.algorithm.filter_groups
+        return RolloutPlan(
+            name=f"step{step}" if is_train else f"val{block}",
+            # validation draws the same numbers at every evaluation, so that two evaluations compare in pairs
+            seed_parts=(run_seed, "train", step) if is_train else (run_seed, "val", block),
+            num_groups=num_episodes // envs.group_size,
+            max_turns=config.env.max_steps,
+            sampling=self._sampling(is_train, meta),
+            env_kwargs=_column(gen_batch, "env_kwargs", repeat),
+            block=block,
+            max_attempts=filters.max_num_gen_batches if is_train and filters.enable else 1,
+            # a session has its own limit where it runs; this one is for a process that does not answer at all
+            reply_limit_s=2 * max(config.env.reset_timeout, config.env.step_timeout),
+            progress_bar=config.trainer.progress_bar,
+        )
+
+    def _sampling(self, is_train: bool, meta: dict[str, Any]) -> SamplingSettings:
+        rollout = self.config.actor_rollout_ref.rollout
+        source = rollout if is_train else rollout.val_kwargs
+        sample = meta.get("do_sample", source.do_sample) and source.do_sample
+        return SamplingSettings(
+            temperature=float(source.temperature) if sample else 0.0,
+            top_p=float(source.top_p),
+            top_k=int(source.top_k),
+            max_tokens=rollout.response_length,
+            ignore_eos=rollout.ignore_eos,
+            extra=dict(getattr(source, "extra", None) or {}),
+        )
+
+    def _metrics(self, counts: LoopCounts, scheduler: ReplicaScheduler, client: GenerationClient) -> dict[str, float]:
+        engine = scheduler.counts
+        capacity = max(counts.seconds * client.num_replicas, 1e-9)
+        return {
+            "rollout/episodes": float(counts.episodes),
+            "rollout/infra_failed": float(counts.infra_failed),
+            "rollout/infra_retried": float(counts.infra_retried),
+            "rollout/prompt_overflow": float(counts.prompt_overflow),
+            "rollout/prompts_shortened": float(self._encoder.shortened),
+            "rollout/groups_dropped": float(counts.groups_dropped),
+            "rollout/requests": float(engine.requests),
+            "rollout/slices": float(engine.slices),
+            "rollout/tokens": float(engine.generated_tokens),
+            "rollout/prompt_tokens": float(engine.prompt_tokens),
+            "rollout/seconds": counts.seconds,
+            "rollout/tokens_per_second": engine.generated_tokens / max(counts.seconds, 1e-9),
+            "rollout/engine_idle_share": max(0.0, 1.0 - engine.busy_s / capacity),
+            "rollout/env_wait_s": counts.env_only_wait_s,
+        }
+
+
+def _success(envs: EventEnvironments, episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
+    """What the environment's manager counts as success, for each of ``episodes``."""
+    return envs.success_evaluator(
+        total_infos=[[turn.info for turn in episode.turns] for episode in episodes],
+        total_batch_list=[[{"active_masks": True} for _ in episode.turns] for episode in episodes],
+        episode_rewards=np.array([episode.reward for episode in episodes], dtype=np.float32),
+        episode_lengths=np.array([len(episode.turns) for episode in episodes], dtype=np.float32),
+    )
+
+
+def _column(batch: DataProto, key: str, repeat: int) -> list[Any] | None:
+    """Column ``key`` with every value ``repeat`` times in a row; None if the batch has none."""
+    values = batch.non_tensor_batch.get(key)
+    return None if values is None else [value for value in values for _ in range(repeat)]

@@ -1,0 +1,155 @@
+"""Which replica gets a request, when requests join, and how long a slice is.
+
+An engine step that also prefills costs about twice a pure decode step, so requests join in bunches: what becomes ready
+while an engine works waits for the end of its slice. A slice is long when many requests run (a join costs much, and
+soon enough some answer is finished) and short when few do (they would wait for each other for nothing).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import ray
+
+from agent_system.multi_turn_rollout.generation import GenerationClient
+from verl.workers.rollout.base import FINISH_ABORT, RolloutRequest, RolloutResult
+
+_SHORTEST_SLICE = 8  # engine steps; below that the call itself costs more than the steps of a small model
+_LONGEST_HOLD_S = 0.05
+_HOLD_SHARE = 0.1  # of the last slice's time that an idle engine waits for environments that are about to answer
+_UNBALANCED = 1.25  # a group leaves its replica when that has so many times the load of the least loaded one
+
+
+@dataclass
+class _Replica:
+    queue: list[RolloutRequest] = field(default_factory=list)
+    running: int = 0
+    call: ray.ObjectRef | None = None
+    submitted_at: float = 0.0
+    idle_since: float = 0.0
+    last_slice_s: float = 0.0
+
+    @property
+    def load(self) -> int:
+        return self.running + len(self.queue)
+
+
+@dataclass
+class EngineCounts:
+    """What the engines did in one rollout."""
+
+    slices: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    busy_s: float = 0.0
+
+
+class ReplicaScheduler:
+    """Queues requests for replicas and hands them over slice by slice.
+
+    Args:
+        client: the engines.
+        max_steps_per_slice: most engine steps of one slice (``actor_rollout_ref.rollout.max_steps_per_slice``).
+        call_limit_s: time limit of one slice, seconds (``trainer.step_timeout``).
+    """
+
+    def __init__(self, client: GenerationClient, max_steps_per_slice: int, call_limit_s: float) -> None:
+        self._client = client
+        self._max_steps = max_steps_per_slice
+        self._call_limit_s = call_limit_s
+        now = time.perf_counter()
+        self._replicas = [_Replica(idle_since=now) for _ in range(client.num_replicas)]
+        self._home: dict[int, int] = {}
+        self._by_call: dict[ray.ObjectRef, int] = {}
+        self._finished = 0
+        self.counts = EngineCounts()
+
+    @property
+    def calls(self) -> list[ray.ObjectRef]:
+        """The outstanding calls, at most one per replica."""
+        return list(self._by_call)
+
+    def enqueue(self, group: int, request: RolloutRequest) -> None:
+        """Queues a request at the replica of its group (whose prefix cache knows the task), or where there is room."""
+        self._replicas[self._choose(group)].queue.append(request)
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(request.prompt_ids)
+
+    def dispatch(self, environments_pending: bool) -> float | None:
+        """Starts a slice on every idle replica that has work.
+
+        Args:
+            environments_pending: replies are on their way that may bring more requests; an idle replica waits a moment
+                for them, so that they join now and not a slice later.
+
+        Returns:
+            Seconds until a replica that waits should no longer wait; None if none waits.
+        """
+        now = time.perf_counter()
+        holds = []
+        for number, replica in enumerate(self._replicas):
+            if replica.call is not None or replica.load == 0:
+                continue
+            remaining = self._hold(replica) - (now - replica.idle_since)
+            if environments_pending and remaining > 0:
+                holds.append(remaining)
+                continue
+            self._submit(number, replica)
+        return min(holds, default=None)
+
+    def collect(self, call: ray.ObjectRef) -> list[RolloutResult]:
+        """Results of a call that is ready; an engine's error is raised here."""
+        number = self._by_call.pop(call)
+        replica = self._replicas[number]
+        results: list[RolloutResult] = ray.get(call)
+        replica.call = None
+        replica.idle_since = time.perf_counter()
+        replica.last_slice_s = replica.idle_since - replica.submitted_at
+        replica.running -= len(results)
+        self.counts.busy_s += replica.last_slice_s
+        self._finished += len(results)
+        for result in results:
+            if result.finish_reason == FINISH_ABORT:
+                raise RuntimeError(f"replica {number} gave up request {result.request_id}")
+            self.counts.generated_tokens += len(result.response_ids)
+        return results
+
+    def check(self) -> None:
+        """Raises for a call that takes too long, or what went wrong in ranks nobody waits for."""
+        self._client.check()
+        now = time.perf_counter()
+        for number, replica in enumerate(self._replicas):
+            if replica.call is not None and now - replica.submitted_at > self._call_limit_s:
+                raise TimeoutError(
+                    f"rollout replica {number} did not finish a slice of generation within "
+                    f"trainer.step_timeout={self._call_limit_s} s ({replica.running} requests running)"
+                )
+
+    def slice_steps(self, load: int) -> int:
+        """Engine steps of the next slice of a replica with ``load`` requests: 8 up to the configured most."""
+        steps = load // 2
+        if self._finished:
+            steps = min(steps, self.counts.generated_tokens // (3 * self._finished))
+        return min(self._max_steps, max(_SHORTEST_SLICE, steps))
+
+    def _choose(self, group: int) -> int:
+        least = min(range(len(self._replicas)), key=lambda number: self._replicas[number].load)
+        home = self._home.setdefault(group, least)
+        if self._replicas[home].load > _UNBALANCED * self._replicas[least].load + 4:
+            home = self._home[group] = least
+        return home
+
+    def _hold(self, replica: _Replica) -> float:
+        if replica.last_slice_s == 0.0:
+            return _LONGEST_HOLD_S
+        return min(_LONGEST_HOLD_S, _HOLD_SHARE * replica.last_slice_s)
+
+    def _submit(self, number: int, replica: _Replica) -> None:
+        requests, replica.queue = replica.queue, []
+        replica.running += len(requests)
+        replica.call = self._client.submit(number, requests, self.slice_steps(replica.running))
+        replica.submitted_at = time.perf_counter()
+        self._by_call[replica.call] = number
+        self.counts.slices += 1
