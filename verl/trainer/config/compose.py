@@ -190,9 +190,8 @@ def _keys(node: DictConfig, path: str = "") -> Iterator[str]:
 def _preset_keys(preset: str) -> Iterator[str]:
     path = CONFIG_DIR / PRESET_GROUP / f"{preset}.yaml"
     if path.is_file():
-        tree = OmegaConf.load(path)
-        assert isinstance(tree, DictConfig)
-        yield from _keys(tree)
+        for key, value in OmegaConf.to_container(OmegaConf.load(path), resolve=False).items():
+            yield from _leaves(str(key), value)
 
 
 def _search_path_override(folder: Path) -> list[str]:
