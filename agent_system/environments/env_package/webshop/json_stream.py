@@ -1,0 +1,128 @@
+"""Reading large JSON files one record at a time, with errors that name the file and the record.
+
+The official product file is several gigabytes; only one record of it is in memory at a time. Left out: anything but a
+top-level array or object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+_CHUNK = 1 << 20
+_BLANKS = " \t\n\r\ufeff"
+
+
+class DataFileError(ValueError):
+    """A data file cannot be read; the message names the file and the record."""
+
+
+class _Reader:
+    """A window over a text file that grows until the decoder finds a whole value in it."""
+
+    def __init__(self, handle: TextIO, path: Path) -> None:
+        self._handle = handle
+        self._path = path
+        self._decoder = json.JSONDecoder()
+        self._text = ""
+        self._position = 0
+        self._dropped = 0
+        self._ended = False
+        self.where = "at its start"
+
+    def _more(self) -> bool:
+        """Append a chunk, as large as the window, so that the cost of growing stays linear."""
+        if self._ended:
+            return False
+        kept = self._text[self._position :]
+        self._dropped += self._position
+        try:
+            chunk = self._handle.read(max(_CHUNK, len(kept)))
+        except UnicodeDecodeError as error:
+            raise DataFileError(f"{self._path}: {self.where}: not UTF-8 text ({error})") from error
+        self._ended = not chunk
+        self._text, self._position = kept + chunk, 0
+        return bool(chunk)
+
+    def fail(self, reason: str) -> DataFileError:
+        at = self._dropped + self._position
+        return DataFileError(f"{self._path}: {self.where}: {reason} (character {at:,})")
+
+    def peek(self) -> str:
+        """The next character that is not blank, or '' at the end."""
+        while True:
+            while self._position < len(self._text):
+                if self._text[self._position] not in _BLANKS:
+                    return self._text[self._position]
+                self._position += 1
+            if not self._more():
+                return ""
+
+    def take(self, expected: str) -> None:
+        found = self.peek()
+        if found != expected:
+            what = repr(found) if found else "the end of the file"
+            raise self.fail(f"expected {expected!r}, found {what}; the file is damaged or cut short")
+        self._position += 1
+
+    def value(self) -> Any:
+        self.peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._position)
+            except json.JSONDecodeError as error:
+                if self._more():
+                    continue
+                self._position = min(error.pos, len(self._text))
+                raise self.fail(error.msg) from error
+            if end == len(self._text) and self._more():  # a number may go on in the next chunk
+                continue
+            self._position = end
+            return value
+
+
+def iter_array(path: str | Path) -> Iterator[Any]:
+    """Elements of the top-level array of a JSON file, in order."""
+    path = Path(path)
+    with path.open(encoding="utf-8") as handle:
+        reader = _Reader(handle, path)
+        reader.take("[")
+        index = 0
+        while reader.peek() != "]":
+            reader.where = f"record {index}"
+            if index:
+                reader.take(",")
+            yield reader.value()
+            index += 1
+        reader.take("]")
+        _nothing_more(reader)
+
+
+def iter_object(path: str | Path) -> Iterator[tuple[str, Any]]:
+    """Members of the top-level object of a JSON file, in order."""
+    path = Path(path)
+    with path.open(encoding="utf-8") as handle:
+        reader = _Reader(handle, path)
+        reader.take("{")
+        index = 0
+        while reader.peek() != "}":
+            if index:
+                reader.take(",")
+            reader.where = f"entry {index}"
+            key = reader.value()
+            if not isinstance(key, str):
+                raise reader.fail(f"expected a quoted name, found {key!r}")
+            reader.where = f"entry {index} ({key})"
+            reader.take(":")
+            yield key, reader.value()
+            index += 1
+        reader.take("}")
+        _nothing_more(reader)
+
+
+def _nothing_more(reader: _Reader) -> None:
+    reader.where = "after the last record"
+    if found := reader.peek():
+        raise reader.fail(f"unexpected {found!r}")

@@ -1,0 +1,122 @@
+"""The shop that sessions share: catalogue, goals and recent searches; and opening one from its options."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from agent_system.environments.env_package.webshop.catalogue import Catalogue
+from agent_system.environments.env_package.webshop.goals import (
+    GoalSeeding,
+    GoalSet,
+    build_goals,
+)
+from agent_system.environments.env_package.webshop.nouns import noun_source
+from agent_system.environments.env_package.webshop.options import ShopOptions
+from agent_system.environments.env_package.webshop.reward import Reward, score_purchase
+from agent_system.environments.env_package.webshop.sources import source_of
+
+logger = logging.getLogger(__name__)
+
+_RANDOM_RESULTS = 50
+_CACHED_SEARCHES = 4096
+
+
+class ShopServer:
+    """What the sessions of a process share. Sessions of several threads may use it."""
+
+    def __init__(self, catalogue: Catalogue, goals: GoalSet, options: ShopOptions | None = None) -> None:
+        self.catalogue = catalogue
+        self.goals = goals
+        self.options = ShopOptions() if options is None else options
+        self.assigned_instruction_text: str | None = None
+        self._searches: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def search(self, query: str, rng: random.Random) -> np.ndarray:
+        """Rows that a query finds, best first.
+
+        ``<r>`` finds 50 random products, ``<c> word`` those of a category, ``<q> words`` those of a query, and ``<a>``
+        nothing, since the original's index of attributes never reaches its text environment.
+        """
+        first, _, rest = query.partition(" ")
+        if first == "<r>":
+            return self._random_rows(rng)
+        if first == "<a>":
+            if self.options.original_quirks:
+                raise TypeError("a search by attribute fails in the original's text environment")
+            return np.zeros(0, dtype=np.int32)
+        with self._lock:
+            found = self._searches.get(query)
+            if found is not None:
+                self._searches.move_to_end(query)
+                return found
+        if first == "<c>":
+            words = query.split(" ")
+            if len(words) < 2:
+                if self.options.original_quirks:
+                    raise IndexError("a search by category needs a word after <c>")
+                words.append("")
+            found = self.catalogue.rows_with("category", words[1].strip())
+        elif first == "<q>":
+            found = self.catalogue.rows_with("query", rest.strip())
+        else:
+            found, _ = self.catalogue.index.search(query, strict=self.options.original_quirks)
+        if len(query) <= 1000:  # a cache of huge queries would be a way to fill the memory
+            with self._lock:
+                self._searches[query] = found
+                if len(self._searches) > _CACHED_SEARCHES:
+                    self._searches.popitem(last=False)
+        return found
+
+    def _random_rows(self, rng: random.Random) -> np.ndarray:
+        count = _RANDOM_RESULTS
+        if not self.options.original_quirks:
+            count = min(count, len(self.catalogue))
+        return np.asarray(rng.sample(range(len(self.catalogue)), count), dtype=np.int32)
+
+    def score(self, row: int, options: dict[str, str], goal_index: int) -> Reward:
+        """The reward of buying the product of a row for a goal."""
+        goal = self.goals[goal_index]
+        return score_purchase(
+            self.catalogue.product(row),
+            goal,
+            price=float(self.goals.prices[row]),
+            options=options,
+            product_nouns=self.catalogue.nouns(row),
+            goal_nouns=self.catalogue.nouns(int(self.goals.rows[goal_index])),
+        )
+
+
+def open_catalogue(options: ShopOptions) -> Catalogue:
+    """The catalogue that options name, built if this machine has none yet."""
+    nouns = noun_source(options.noun_source)
+    return Catalogue.build(source_of(options), options.cache_path, noun_source=nouns, timeout=options.build_timeout)
+
+
+def load_shop(webshop_config: Any = None, *, goal_seed: int | None = None, **overrides: Any) -> ShopServer:
+    """The shop of a config.
+
+    Args:
+        webshop_config: ``env.webshop`` (dataclass, mapping or any object with its names); missing names take defaults.
+        goal_seed: seed of this worker, used with ``compat_seeding`` alone (default 0).
+        overrides: options that win over the config's.
+    """
+    options = ShopOptions.from_config(webshop_config, **overrides)
+    catalogue = open_catalogue(options)
+    seeding = None
+    if options.compat_seeding:
+        goal_seed = 0 if goal_seed is None else goal_seed
+        logger.warning(
+            "env.webshop.compat_seeding: goals are shuffled with seed %d for this worker, as verl-agent does; validation "
+            "goals of one worker are training goals of another",
+            goal_seed,
+        )
+        seeding = GoalSeeding.verl_agent(goal_seed)
+    goals = build_goals(catalogue, options.human_goals, seeding=seeding, rng=random.Random(), limit=options.limit_goals)
+    return ShopServer(catalogue, goals, options)

@@ -1,0 +1,196 @@
+"""Where products come from: the official files, the embedded generator, or lists in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.env_package.webshop import generator
+from agent_system.environments.env_package.webshop.json_stream import (
+    DataFileError,
+    iter_array,
+    iter_object,
+)
+from agent_system.environments.env_package.webshop.options import PREFIX, ShopOptions
+from agent_system.environments.env_package.webshop.records import (
+    LoadReport,
+    Product,
+    read_products,
+)
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED_PRODUCTS = 1000
+SMALL_FILES = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")
+FULL_FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+_READ_BYTES = 1 << 22
+
+
+@dataclass
+class ProductSource:
+    """Products with a key that changes when they do.
+
+    strict: read as the original does, crashes included (as errors with a name).
+    human_goals: matters to strict reading alone.
+    """
+
+    name: str
+    key: str
+    expected: int | None = None
+    num_products: int | None = None
+    strict: bool = False
+    human_goals: bool = False
+    report: LoadReport = field(default_factory=LoadReport)
+
+    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
+        """Raw records, attribute entries by asin, human instructions by asin."""
+        raise NotImplementedError
+
+    def products(self) -> Iterator[Product]:
+        """Products in order, one at a time."""
+        records, attributes, human = self.triples()
+        self.report = LoadReport()
+        yield from read_products(
+            records, attributes, human, num_products=self.num_products, strict=self.strict,
+            human_goals=self.human_goals, source=self.name, report=self.report,
+        )  # fmt: skip
+
+
+class OfficialFiles(ProductSource):
+    """The three official files of a folder."""
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        cache_dir: str | Path,
+        *,
+        use_small: bool = True,
+        num_products: int | None = None,
+        strict: bool = False,
+        human_goals: bool = False,
+    ) -> None:
+        self.paths = find_files(Path(data_dir).expanduser(), use_small)
+        digests = [file_digest(path, Path(cache_dir)) for path in self.paths]
+        mode = f"strict human={human_goals}" if strict else "tolerant"
+        key = f"files {' '.join(digests)} products {num_products} {mode}"
+        super().__init__(str(self.paths[0]), key, num_products, num_products, strict, human_goals)
+
+    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
+        products, attributes, human = self.paths
+        return iter_array(products), dict(iter_object(attributes)), dict(iter_object(human))
+
+
+class EmbeddedProducts(ProductSource):
+    """Products of the generator."""
+
+    def __init__(self, num_products: int | None, seed: int) -> None:
+        count = EMBEDDED_PRODUCTS if num_products is None else num_products
+        self._count = count
+        self._seed = seed
+        super().__init__("the embedded shop", f"embedded {_generator_digest()} products {count} seed {seed}", count)
+
+    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
+        attributes = generator.generate_attributes(self._count, self._seed)
+        human = generator.generate_human_instructions(self._count, self._seed)
+        return generator.iter_products(self._count, self._seed), attributes, human
+
+
+class GivenProducts(ProductSource):
+    """Records in memory, in the official schema."""
+
+    def __init__(
+        self,
+        records: list[Any],
+        attributes: dict[str, Any],
+        human: dict[str, Any],
+        *,
+        num_products: int | None = None,
+        strict: bool = False,
+        human_goals: bool = False,
+    ) -> None:
+        self._data = (records, attributes, human)
+        digest = hashlib.sha256(json.dumps(self._data, sort_keys=False).encode()).hexdigest()
+        mode = f"strict human={human_goals}" if strict else "tolerant"
+        super().__init__(
+            "given records", f"given {digest} products {num_products} {mode}", len(records), num_products, strict,
+            human_goals,
+        )  # fmt: skip
+
+    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
+        return self._data
+
+
+def source_of(options: ShopOptions) -> ProductSource:
+    """The source that ``options`` name."""
+    if options.data_dir is None:
+        return EmbeddedProducts(options.num_products, options.seed)
+    return OfficialFiles(
+        options.data_dir,
+        options.cache_path,
+        use_small=options.use_small,
+        num_products=options.num_products,
+        strict=options.original_quirks,
+        human_goals=options.human_goals,
+    )
+
+
+def find_files(folder: Path, use_small: bool) -> tuple[Path, Path, Path]:
+    """Product, attribute and human instruction file in ``folder``.
+
+    Raises:
+        ValueError: one is missing; the message says which and what to change.
+    """
+    names = SMALL_FILES if use_small else FULL_FILES
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        other = FULL_FILES if use_small else SMALL_FILES
+        hint = ""
+        if all((folder / name).is_file() for name in other):
+            hint = f"; the other set is there: set {PREFIX}.use_small={not use_small}".lower()
+        raise ValueError(
+            f"{PREFIX}.data_dir={folder} lacks {', '.join(missing)}{hint}. "
+            "examples/data_preprocess/webshop_data.py fetches and checks the official files; without "
+            f"{PREFIX}.data_dir the embedded shop is used"
+        )
+    first, second, third = (folder / name for name in names)
+    return first, second, third
+
+
+def file_digest(path: Path, cache_dir: Path) -> str:
+    """SHA-256 of a file, remembered by path, size and time so that gigabytes are not read at every start."""
+    stat = path.stat()
+    identity = f"{path.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}\n{stat.st_ino}"
+    note = cache_dir / "digests" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    try:
+        known = note.read_text(encoding="ascii").strip()
+        if len(known) == 64:
+            return known
+    except OSError:
+        logger.debug("no remembered digest of %s", path)
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as handle:
+            while block := handle.read(_READ_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot be read ({error})") from error
+    note.parent.mkdir(parents=True, exist_ok=True)
+    temporary = note.with_name(f"{note.name}.{os.getpid()}")
+    temporary.write_text(digest.hexdigest(), encoding="ascii")
+    os.replace(temporary, note)
+    return digest.hexdigest()
+
+
+def _generator_digest() -> str:
+    """Digest of the generator's own source files: another version of it makes another shop."""
+    folder = Path(generator.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("generator*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
