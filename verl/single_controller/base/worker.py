@@ -143,11 +143,15 @@ class Worker(WorkerHelper):
         """``CUDA_VISIBLE_DEVICES`` of this process, or ``"not set"``."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
 
+    def get_node_id(self) -> str:
+        """The Ray node that this process runs on."""
+        return ray.get_runtime_context().get_node_id()
+
     def get_process_info(self) -> dict[str, Any]:
         """Host name, Ray node id and process id, for the group's book-keeping."""
         return {
             "hostname": socket.gethostname(),
-            "node_id": ray.get_runtime_context().get_node_id(),
+            "node_id": self.get_node_id(),
             "pid": os.getpid(),
         }
 

@@ -1,0 +1,448 @@
+"""Worker groups on Ray: start the ranks, send them calls, wait with limits, and leave nothing behind.
+
+::
+
+    pool = RayResourcePool([2], use_gpu=False)
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(MyWorker, config), env_vars={"OMP_NUM_THREADS": "1"})
+    rows = group.compute(rows)              # a method that MyWorker registered
+    group.shutdown()
+
+Several roles in the same processes: ``create_colocated_worker_cls`` and :meth:`RayWorkerGroup.spawn`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from verl.protocol import DataProto, _padding_size_key
+from verl.single_controller.base import ResourcePool, WorkerGroup
+from verl.single_controller.base.register_center.ray import register_center_name, wait_for_rank_zero_info
+from verl.single_controller.ray.colocate import (
+    ROLE_METHOD_SEPARATOR,
+    create_colocated_worker_cls,
+    create_colocated_worker_cls_fused,
+    create_colocated_worker_raw_cls,
+)
+from verl.single_controller.ray.errors import WorkerError, WorkerTimeoutError, wait_for_workers
+from verl.single_controller.ray.processes import end_actors, local_processes
+from verl.single_controller.ray.resource_pool import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    extract_pg_from_exist,
+    get_random_string,
+    merge_resource_pool,
+    sort_placement_group_by_node_ip,
+)
+
+__all__ = [
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
+    "WorkerError",
+    "WorkerTimeoutError",
+    "create_colocated_worker_cls",
+    "create_colocated_worker_cls_fused",
+    "create_colocated_worker_raw_cls",
+    "extract_pg_from_exist",
+    "func_generator",
+    "get_random_string",
+    "merge_resource_pool",
+    "sort_placement_group_by_node_ip",
+]
+
+logger = logging.getLogger(__name__)
+
+# Seconds that a call may take unless the group says otherwise: far beyond any phase of a step, it turns a run that
+# hangs overnight into one that fails and says where.
+DEFAULT_CALL_TIMEOUT = 6 * 3600.0
+
+# Seconds within which the death of an actor is certain to be seen by a probe.
+_PROBE_SECONDS = 0.2
+
+_PLACE_VARIABLES = ("WORLD_SIZE", "RANK", "WG_PREFIX", "WG_BACKEND", "RAY_LOCAL_WORLD_SIZE", "RAY_LOCAL_RANK")
+
+
+def func_generator(
+    self: RayWorkerGroup,
+    method_name: str,
+    dispatch_fn: Callable,
+    collect_fn: Callable,
+    execute_fn: Callable,
+    blocking: bool,
+) -> Callable[..., Any]:
+    """The group's face of one registered method: dispatch, execute, wait if ``blocking``, collect, drop padding."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = dispatch_fn(self, *args, **kwargs)
+        padding_size = kwargs.pop(_padding_size_key, 0)
+        output = execute_fn(method_name, *args, **kwargs)
+        if blocking:
+            output = self._wait(output, method_name)
+        output = collect_fn(self, output)
+        if padding_size and isinstance(output, DataProto) and len(output) > 0:
+            output = output.slice(0, len(output) - padding_size)
+        return output
+
+    call.__name__ = call.__qualname__ = method_name
+    return call
+
+
+class RayWorkerGroup(WorkerGroup):
+    """The ranks of one class (or of several colocated roles), called together.
+
+    Args:
+        resource_pool: where the ranks run; ``None`` to attach to running actors by ``worker_names`` or handles.
+        ray_cls_with_init: what each rank is.
+        bin_pack: ranks of a node share one placement (``STRICT_PACK``), else they may spread (``PACK``).
+        name_prefix: start of the actors' names (random when empty).
+        detached: the actors outlive the driver.
+        worker_names: names of running actors, in rank order.
+        worker_handles: their handles, when at hand.
+        ray_wait_register_center_timeout: seconds within which all ranks must be constructed.
+        device_name: ``"cuda"``, or another accelerator that Ray knows as a resource.
+        env_vars: environment variables of every rank's process.
+        call_timeout: seconds that a call may take (``None`` waits without limit); see also :meth:`time_limit`.
+        role: the name that errors show; the class's name by default.
+
+    Raises:
+        ValueError: the cluster can never hold the ranks.
+        TimeoutError: resources or ranks were not ready in time.
+        WorkerError: a rank's constructor failed.
+    """
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: list[str] | None = None,
+        worker_handles: list[ActorHandle] | None = None,
+        ray_wait_register_center_timeout: float = 300,
+        device_name: str = "cuda",
+        env_vars: dict[str, str] | None = None,
+        call_timeout: float | None = DEFAULT_CALL_TIMEOUT,
+        role: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(resource_pool=resource_pool, **kwargs)
+        self.ray_cls_with_init = ray_cls_with_init
+        self.name_prefix = name_prefix or get_random_string(length=6)
+        self.device_name = device_name
+        self.call_timeout = call_timeout
+        self.role = role or (ray_cls_with_init.worker_class.__name__ if ray_cls_with_init else "worker")
+        self.sub_cls_name: str | None = None
+        self.fused_worker_used = ray_cls_with_init is not None and ray_cls_with_init.fused_worker_used
+        self._ray_wait_register_center_timeout = ray_wait_register_center_timeout
+        self._env_vars = _checked_env_vars(env_vars)
+        self._probes: dict[ActorHandle, ray.ObjectRef] = {}
+        self._processes: list[psutil.Process] = []
+        self._is_shut_down = False
+        self._owner: RayWorkerGroup = self
+
+        if resource_pool is None:
+            self._init_with_detached_workers(worker_names, worker_handles)
+        else:
+            assert ray_cls_with_init is not None, "a group that starts workers needs ray_cls_with_init"
+            self._init_with_resource_pool(resource_pool, ray_cls_with_init, bin_pack, detached)
+        self.method_names: list[str] = []
+        if ray_cls_with_init is not None:
+            self.method_names = self._bind_worker_method(ray_cls_with_init.worker_class, func_generator)
+
+    # ---------------------------------------------------------------------------------------------------- start-up
+
+    def _init_with_detached_workers(self, names: list[str] | None, handles: list[ActorHandle] | None) -> None:
+        assert names or handles, "give the names or the handles of the running workers"
+        self._workers = handles if handles is not None else [ray.get_actor(name=name) for name in names]
+        self._worker_names = list(names or [])
+
+    def _init_with_resource_pool(
+        self, pool: RayResourcePool, ray_cls: RayClassWithInitArgs, bin_pack: bool, detached: bool
+    ) -> None:
+        deadline = time.monotonic() + self._ray_wait_register_center_timeout
+        groups = pool.get_placement_groups(strategy="STRICT_PACK" if bin_pack else "PACK", device_name=self.device_name)
+        pool.acquire()
+        world_size, rank = pool.world_size, 0
+        for group_index, local_world_size in enumerate(pool.store):
+            assert local_world_size <= groups[group_index].bundle_count, "a placement group is smaller than its node"
+            for local_rank in range(local_world_size):
+                name = f"{self.name_prefix}{type(self).__name__}_{self.role}_{group_index}:{local_rank}"
+                options: dict[str, Any] = {
+                    "name": name,
+                    "runtime_env": {
+                        "env_vars": self._rank_environment(rank, world_size, local_rank, local_world_size, pool.use_gpu)
+                    },
+                }
+                if detached:
+                    options["lifetime"] = "detached"
+                worker = ray_cls(
+                    placement_group=groups[group_index],
+                    placement_group_bundle_idx=local_rank,
+                    use_gpu=pool.use_gpu,
+                    num_gpus=1 / pool.max_colocate_count,
+                    device_name=self.device_name,
+                    extra_options=options,
+                )
+                self._workers.append(worker)
+                self._worker_names.append(name)
+                rank += 1
+        try:
+            self._wait_until_started(deadline)
+        except (WorkerError, TimeoutError):
+            self.shutdown(grace_seconds=0)
+            raise
+
+    def _rank_environment(
+        self, rank: int, world_size: int, local_rank: int, local_world_size: int, use_gpu: bool
+    ) -> dict[str, str]:
+        # Ray shows every process its own accelerator alone, as number 0, unless it was told not to.
+        own_device_only = use_gpu and not os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
+        return {
+            **self._env_vars,
+            "WORLD_SIZE": str(world_size),
+            "RANK": str(rank),
+            "WG_PREFIX": self.name_prefix,
+            "WG_BACKEND": "ray",
+            "WG_REGISTER_CENTER_TIMEOUT": str(self._ray_wait_register_center_timeout),
+            "RAY_LOCAL_WORLD_SIZE": str(local_world_size),
+            "RAY_LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "LOCAL_RANK": "0" if own_device_only else str(local_rank),
+        }
+
+    def _wait_until_started(self, deadline: float) -> None:
+        self._wait(
+            [worker.__ray_ready__.remote() for worker in self._workers],
+            "__init__",
+            timeout=max(0.1, deadline - time.monotonic()),
+        )
+        center = register_center_name(self.name_prefix)
+        info = wait_for_rank_zero_info(center, timeout=max(0.1, deadline - time.monotonic()))
+        self._master_addr, self._master_port = info["MASTER_ADDR"], info["MASTER_PORT"]
+        self._processes = local_processes(self._workers, timeout=max(0.1, deadline - time.monotonic()))
+
+    @classmethod
+    def from_detached(
+        cls,
+        name_prefix: str | None = None,
+        worker_names: list[str] | None = None,
+        worker_handles: list[ActorHandle] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        **kwargs: Any,
+    ) -> RayWorkerGroup:
+        """A group over actors that run already."""
+        return cls(
+            resource_pool=None,
+            ray_cls_with_init=ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+            **kwargs,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- roles
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
+        """One facade for each colocated role: the same workers, with the role's methods under their own names."""
+        return {role: self._facade(role) for role in prefix_set}
+
+    def spawn_fused(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
+        """:meth:`spawn` for groups of ``create_colocated_worker_cls_fused``."""
+        return self.spawn(prefix_set)
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Make each role's facade an attribute of this group: ``group.actor.update(…)``."""
+        for role, facade in self.spawn(prefix_set).items():
+            setattr(self, role, facade)
+
+    def _facade(self, role: str) -> RayWorkerGroup:
+        role_classes = getattr(self.ray_cls_with_init.worker_class, "role_classes", {})
+        if role not in role_classes:
+            raise ValueError(f"there is no role {role!r} in this group; it has {sorted(role_classes)}")
+        facade = type(self).from_detached(
+            name_prefix=self.name_prefix,
+            worker_names=self._worker_names,
+            worker_handles=self._workers,
+            device_name=self.device_name,
+            call_timeout=self.call_timeout,
+            role=role,
+        )
+        facade.sub_cls_name = role
+        facade.ray_cls_with_init = self.ray_cls_with_init
+        facade.fused_worker_used = self.fused_worker_used
+        facade._owner = self._owner
+        facade._master_addr, facade._master_port = self._master_addr, self._master_port
+        facade.method_names = facade._bind_worker_method(role_classes[role], func_generator)
+        return facade
+
+    # ------------------------------------------------------------------------------------------------------- calls
+
+    def _start_call(self, worker: ActorHandle, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
+        """Send one call to one worker; on a facade the method is the role's."""
+        if self.sub_cls_name is not None:
+            forwarded = f"{self.sub_cls_name}_{method_name}"
+            if hasattr(worker, forwarded):
+                return getattr(worker, forwarded).remote(*args, **kwargs)
+            call = getattr(worker, self.fused_worker_execute_fn_name)
+            return call.remote(f"{self.sub_cls_name}{ROLE_METHOD_SEPARATOR}{method_name}", *args, **kwargs)
+        return getattr(worker, method_name).remote(*args, **kwargs)
+
+    def execute_ranks_async(self, ranks: Sequence[int], method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """Call ``method`` (registered or not) with the same arguments on some ranks; one reference for each."""
+        if len(ranks) > 1:
+            args = [_in_object_store(arg) for arg in args]
+            kwargs = {key: _in_object_store(value) for key, value in kwargs.items()}
+        return [self._start_call(self._workers[rank], method, *args, **kwargs) for rank in ranks]
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
+        """Call ``method_name`` on rank 0."""
+        return self._start_call(self._workers[0], method_name, *args, **kwargs)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call ``method_name`` on rank 0 and wait for its answer."""
+        return self._wait(self.execute_rank_zero_async(method_name, *args, **kwargs), method_name)
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
+        """Same as :meth:`execute_rank_zero_async`."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """Call ``method_name`` on all ranks.
+
+        When every argument is a list with one element for each rank, rank ``i`` gets element ``i``; otherwise all
+        ranks get all arguments.
+        """
+        world_size = len(self._workers)
+        values = (*args, *kwargs.values())
+        if values and all(isinstance(value, (list, tuple)) and len(value) == world_size for value in values):
+            if all(element is value[0] for value in values for element in value):
+                same = {key: value[0] for key, value in kwargs.items()}
+                return self.execute_ranks_async(range(world_size), method_name, *(arg[0] for arg in args), **same)
+            return [
+                self._start_call(
+                    worker, method_name, *(arg[rank] for arg in args), **{key: arg[rank] for key, arg in kwargs.items()}
+                )
+                for rank, worker in enumerate(self._workers)
+            ]
+        return self.execute_ranks_async(range(world_size), method_name, *args, **kwargs)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``method_name`` on all ranks and wait for their answers."""
+        return self._wait(self.execute_all_async(method_name, *args, **kwargs), method_name)
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """Same as :meth:`execute_all_async`."""
+        return self.execute_all_async(method_name, *args, **kwargs)
+
+    def get(self, refs: ray.ObjectRef | Sequence[ray.ObjectRef], method: str = "call", timeout: float | None = None) -> Any:
+        """The answers behind references of this group's calls; failures name role and rank like those of calls."""
+        return self._wait(refs, method, timeout=timeout)
+
+    @contextmanager
+    def time_limit(self, seconds: float | None) -> Iterator[RayWorkerGroup]:
+        """Calls inside the block may take at most ``seconds``."""
+        before, self.call_timeout = self.call_timeout, seconds
+        try:
+            yield self
+        finally:
+            self.call_timeout = before
+
+    def _wait(self, output: Any, method: str, timeout: float | None = None) -> Any:
+        single = isinstance(output, ray.ObjectRef)
+        refs = [output] if single else list(output)
+        answers = wait_for_workers(
+            refs,
+            ranks=[self._rank_of(ref) for ref in refs],
+            role=self.role,
+            method=method,
+            timeout=self.call_timeout if timeout is None else timeout,
+        )
+        return answers[0] if single else answers
+
+    def _rank_of(self, ref: ray.ObjectRef) -> int:
+        actor_id = ref.task_id().actor_id()
+        ranks = [rank for rank, worker in enumerate(self._workers) if worker._actor_id == actor_id]
+        assert ranks, "the reference is not of a call to this group"
+        return ranks[0]
+
+    # -------------------------------------------------------------------------------------------- life and its end
+
+    def _is_worker_alive(self, worker: ActorHandle) -> bool:
+        """Whether the actor lives: a probe waits in its queue, and fails once the actor is dead."""
+        probe = self._probes.pop(worker, None)
+        if probe is None or ray.wait([probe], timeout=0)[0]:
+            probe = worker.__ray_ready__.remote()
+        done, _ = ray.wait([probe], timeout=_PROBE_SECONDS)
+        if not done:
+            self._probes[worker] = probe  # a busy worker answers later; one probe in its queue is enough
+            return True
+        try:
+            ray.get(probe, timeout=1)
+        except RayActorError:
+            return False
+        return True
+
+    def shutdown(self, grace_seconds: float = 5.0) -> None:
+        """End all workers and give their resources back; on return no process of theirs is left.
+
+        Workers get ``grace_seconds`` to leave by themselves, then they are killed. A second call does nothing, and
+        a facade ends the whole group, of which it is a part.
+        """
+        owner = self._owner
+        if owner._is_shut_down:
+            return
+        owner._is_shut_down = True
+        center = None if owner._is_init_with_detached_workers else register_center_name(owner.name_prefix)
+        processes = owner._processes or local_processes(owner._workers, timeout=grace_seconds)
+        end_actors(owner._workers, processes, center, grace_seconds)
+        if isinstance(owner._resource_pool, RayResourcePool):
+            owner._resource_pool.release()
+
+    @property
+    def workers(self) -> list[ActorHandle]:
+        """The actors in rank order."""
+        return self._workers
+
+    @property
+    def worker_names(self) -> list[str]:
+        """Their names."""
+        return self._worker_names
+
+    @property
+    def master_address(self) -> str | None:
+        """Where the ranks meet (``None`` for a group attached to running actors)."""
+        return self._master_addr
+
+    @property
+    def master_port(self) -> str | None:
+        """The port there."""
+        return self._master_port
+
+    @property
+    def resource_pool(self) -> ResourcePool | None:
+        """The pool the ranks run in (``None`` for a group attached to running actors)."""
+        return self._resource_pool
+
+
+def _checked_env_vars(env_vars: dict[str, str] | None) -> dict[str, str]:
+    checked = {key: str(value) for key, value in (env_vars or {}).items()}
+    if taken := sorted(set(checked) & set(_PLACE_VARIABLES)):
+        raise ValueError(f"env_vars may not set {taken}: the group sets them for each rank")
+    return checked
+
+
+def _in_object_store(value: Any) -> Any:
+    """Rows that several workers get are stored once; everything else goes along with the call."""
+    return ray.put(value) if isinstance(value, DataProto) else value
