@@ -36,7 +36,7 @@ def item(title: str, options: dict[str, list[str]]) -> tuple[str, dict[str, obje
 
 
 def start(expert: ScriptedExpert, task: str = TASK) -> str:
-    return action_of(expert.act(" [SEP] ".join(["WebShop", "Instruction:", task, "Search"]), SEARCH))
+    return action_of(expert.act(f"WebShop [SEP] Instruction: [SEP] {task} [SEP] Search", SEARCH))
 
 
 def action_of(response: str) -> str:

@@ -181,7 +181,7 @@ def _short_name(title: str) -> str:
     """The brand where the title tells it ("Hoodie by Norvale, ..."), else the first word, which mostly is the brand."""
     by_brand = _BY_BRAND.search(title)
     first = by_brand.group(1) if by_brand else title.split(" ", 1)[0]
-    return first.lower().strip(",")
+    return first.strip(",")
 
 
 def _respond(thought: str, action: str) -> str:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import generator_phrases as phrases
-from .generator_records import attribute_record, product_record
-from .generator_vocabulary import (
+from agent_system.environments.env_package.webshop import generator_phrases as phrases
+from agent_system.environments.env_package.webshop.generator_records import attribute_record, product_record
+from agent_system.environments.env_package.webshop.generator_vocabulary import (
     ASIN_FIRST,
     ASIN_SECOND,
     BRAND_ENDS,

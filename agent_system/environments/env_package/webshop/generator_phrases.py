@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from .generator_vocabulary import Attribute, Kind
+from agent_system.environments.env_package.webshop.generator_vocabulary import Attribute, Kind
 
 __all__ = ["bullets", "description", "human_instruction", "synthetic_instruction", "title", "with_article"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .generator import GeneratedProduct
+    from agent_system.environments.env_package.webshop.generator import GeneratedProduct
 
 __all__ = ["attribute_record", "product_record"]
 

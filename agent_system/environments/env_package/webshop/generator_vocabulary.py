@@ -1,6 +1,6 @@
 """Words of the generated shop: departments, product kinds, attributes, options and phrases.
 
-The tables are data, not code: :mod:`.generator` draws from them. They are the same for every seed, so a tokenizer
+The tables are data, not code: :mod:`generator` draws from them. They are the same for every seed, so a tokenizer
 trained on one generated catalogue knows the words of all of them.
 
 Two properties are kept on purpose (and tested):

@@ -1,0 +1,128 @@
+"""Fetch, check and convert the official WebShop files, or write generated ones in the same form.
+
+    python examples/data_preprocess/webshop_data.py fetch data/webshop --base-url https://host/folder/
+    python examples/data_preprocess/webshop_data.py check data/webshop
+    python examples/data_preprocess/webshop_data.py convert data/webshop
+    python examples/data_preprocess/webshop_data.py generate data/webshop --num-products 10000 --seed 1
+
+A set is three files: items_shuffle_1000.json, items_ins_v2_1000.json and items_human_ins.json, or with --full the ones
+without "_1000". Interrupted downloads go on where they stopped. The README says where people get the files.
+
+Training reads the folder with env.webshop.data_dir=data/webshop (and env.webshop.use_small=false for the full set).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urljoin
+
+from agent_system.environments.env_package.webshop.catalogue import Catalogue
+from agent_system.environments.env_package.webshop.generator import write_dataset
+from agent_system.environments.env_package.webshop.nouns import noun_source
+from agent_system.environments.env_package.webshop.official_files import check_folder, download
+from agent_system.environments.env_package.webshop.options import ShopOptions
+from agent_system.environments.env_package.webshop.sources import FULL_FILES, SMALL_FILES, find_files, source_of
+
+logger = logging.getLogger("webshop_data")
+
+
+def _pairs(texts: Sequence[str], flag: str, names: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` arguments as a dict.
+
+    Raises:
+        ValueError: no "=", or a name that is not one of the set's files.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or name not in names:
+            raise ValueError(f"{flag} takes NAME=VALUE with a name of {', '.join(names)}; got {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+def fetch(arguments: argparse.Namespace) -> None:
+    """Download the files of a set that are not there yet, then check the folder."""
+    names = FULL_FILES if arguments.full else SMALL_FILES
+    urls = _pairs(arguments.url, "--url", names)
+    checksums = _pairs(arguments.sha256, "--sha256", names)
+    folder = Path(arguments.folder)
+    for name in names:
+        if arguments.base_url:
+            urls.setdefault(name, urljoin(arguments.base_url.rstrip("/") + "/", name))
+        if name in urls:
+            download(urls[name], folder / name, checksums.get(name))
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(f"no url for {', '.join(missing)}: give --base-url, or --url NAME=URL for each")
+    check(arguments)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Report on a folder's files; with ``--json`` the report is also written for programs."""
+    paths = find_files(Path(arguments.folder), not arguments.full)
+    report = check_folder(*paths, num_products=arguments.num_products)
+    for line in report.lines():
+        logger.info(line)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def convert(arguments: argparse.Namespace) -> None:
+    """Build the memory-mapped catalogue that training opens, so that the first run does not have to."""
+    overrides = {"cache_dir": arguments.cache_dir} if arguments.cache_dir else {}
+    options = ShopOptions(
+        data_dir=arguments.folder, use_small=not arguments.full, num_products=arguments.num_products, **overrides
+    )
+    catalogue = Catalogue.build(source_of(options), options.cache_path, noun_source=noun_source(options.noun_source))
+    size = sum(path.stat().st_size for path in catalogue.folder.iterdir())
+    logger.info("%s: %d products, %.1f MB", catalogue.folder, len(catalogue), size / 1e6)
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Write a generated shop under the official file names."""
+    for path in write_dataset(arguments.folder, arguments.num_products or 1000, arguments.seed):
+        logger.info("%s: %d bytes", path, path.stat().st_size)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for action in (fetch, check, convert, generate):
+        command = commands.add_parser(action.__name__, help=(action.__doc__ or "").split("\n")[0])
+        command.set_defaults(action=action)
+        command.add_argument("folder", help="folder of the files")
+        command.add_argument("--num-products", type=int, default=None, help="read (or write) that many records")
+        if action is generate:
+            command.add_argument("--seed", type=int, default=0)
+            continue
+        command.add_argument("--full", action="store_true", help="the full set instead of the 1,000-product one")
+        if action is convert:
+            command.add_argument("--cache-dir", default=None, help="as env.webshop.cache_dir")
+            continue
+        command.add_argument("--json", default=None, metavar="PATH", help="write the report there as well")
+        if action is fetch:
+            command.add_argument("--base-url", default=None, help="url of a folder that holds the files")
+            command.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="url of one file")
+            command.add_argument("--sha256", action="append", default=[], metavar="NAME=HEX", help="expected checksum")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when it worked, 1 with the reason logged when it did not."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parsed = _parser().parse_args(arguments)
+    try:
+        parsed.action(parsed)
+    except ValueError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
