@@ -1,0 +1,152 @@
+"""The hybrid engine with the transformers engine, in this process: what travels, when, and what the probe says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from tests.rollout import tiny
+from verl.models.lora import LoraSettings, add_lora
+from verl.workers.rollout.base import run_to_completion
+from verl.workers.rollout.hf_rollout import HFRollout
+from verl.workers.sharding_manager import HybridEngine
+from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
+
+
+@pytest.fixture
+def folder(tmp_path) -> str:
+    return tiny.save_config(tmp_path)
+
+
+def hybrid_of(model: torch.nn.Module, folder: str, **changes) -> HybridEngine:
+    engine = HFRollout(tiny.settings(folder))
+    return HybridEngine(model, engine, device="cpu", dtype=torch.float32, **changes)
+
+
+def streamed(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in stream_weights(plan_weights(model), dtype, "cpu")}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_stream_is_the_checkpoint(tied: bool) -> None:
+    model = tiny.build_model(tied=tied)
+    weights, checkpoint_weights = streamed(model), model.state_dict()
+    assert list(weights) == list(checkpoint_weights), "same names in the same order, a tied head under both"
+    for name, tensor in checkpoint_weights.items():
+        assert torch.equal(weights[name], tensor)
+    assert {tensor.dtype for tensor in streamed(model, torch.bfloat16).values()} == {torch.bfloat16}
+
+
+def test_wrappers_leave_no_trace_in_the_names() -> None:
+    model = tiny.build_model()
+    names = list(streamed(model))
+    model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
+    assert any("_checkpoint_wrapped_module" in name for name, _ in model.named_parameters())
+    assert list(streamed(model)) == names
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_adapters_are_merged_on_the_way(in_place: bool) -> None:
+    base = tiny.build_model()
+    if in_place:
+        adapted = add_lora(tiny.build_model(), LoraSettings(rank=4, alpha=16))
+    else:
+        targets = ["q_proj", "down_proj", "lm_head"]
+        config = LoraConfig(r=4, lora_alpha=16, target_modules=targets, use_rslora=True, modules_to_save=["norm"])
+        adapted = get_peft_model(tiny.build_model(), config)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    tokens = torch.arange(10, 30)[None]
+    expected = adapted(input_ids=tokens).logits
+    weights = streamed(adapted)
+    assert set(weights) == set(base.state_dict())
+    merged = tiny.build_model(tied=False)  # an adapter on a tied head makes the head a weight of its own
+    merged.load_state_dict(weights)
+    assert not torch.equal(weights["model.layers.0.self_attn.q_proj.weight"], base.model.layers[0].self_attn.q_proj.weight)
+    torch.testing.assert_close(merged(input_ids=tokens).logits, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_adapters_that_cannot_be_merged_are_refused() -> None:
+    model = get_peft_model(tiny.build_model(), LoraConfig(target_modules=["q_proj"], use_dora=True))
+    with pytest.raises(ValueError, match="target_modules.*DoRA"):
+        plan_weights(model)
+
+
+def test_weights_travel_once_a_version(folder: str) -> None:
+    model = tiny.build_model(seed=1)
+    hybrid = hybrid_of(model, folder)
+    count = len(model.state_dict())
+    for expected in (count, 0):
+        metrics = hybrid.begin_rollout()
+        assert metrics["perf/weight_sync/tensors"] == expected
+        assert metrics["timing_s/weight_sync"] >= 0 and metrics["perf/memory_gb/rollout/rss"] > 0
+        assert hybrid.rolling_out
+        assert hybrid.end_rollout()["timing_s/engine_sleep"] >= 0
+    hybrid.mark_updated()
+    assert hybrid.begin_rollout()["perf/weight_sync/tensors"] == count
+    with pytest.raises(AssertionError):
+        hybrid.mark_updated()
+
+
+def test_the_trainers_generators_do_not_notice_a_rollout(folder: str) -> None:
+    hybrid = hybrid_of(tiny.build_model(seed=1), folder)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    hybrid.begin_rollout()
+    list(run_to_completion(hybrid.engine, tiny.requests(3, tiny.SAMPLED)))
+    torch.rand(100)
+    hybrid.end_rollout()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_unfinished_requests_end_with_the_rollout(folder: str) -> None:
+    hybrid = hybrid_of(tiny.build_model(seed=1), folder)
+    hybrid.begin_rollout()
+    hybrid.engine.step(tiny.requests(3, tiny.SAMPLED), 2)
+    hybrid.end_rollout()
+    assert not hybrid.engine.has_unfinished()
+
+
+def test_the_probe_measures_the_gap(folder: str) -> None:
+    model = tiny.build_model(seed=1)
+    hybrid = hybrid_of(model, folder)
+    hybrid.begin_rollout()
+    score = tiny.score_fn(model)
+    assert hybrid.verify(score)["rollout/probe_gap_max"] < 2e-4
+    rows = [request.prompt_ids for request in tiny.requests(3, tiny.GREEDY)]
+    shifted = hybrid.verify(lambda sequences: [row + np.float32(5e-4) for row in score(sequences)], rows)
+    assert shifted["rollout/probe_gap_mean"] == pytest.approx(5e-4, rel=0.05)
+    with pytest.raises(RuntimeError, match="mean log-prob gap 0.01"):
+        hybrid.verify(lambda sequences: [row + np.float32(0.01) for row in score(sequences)], rows)
+    with pytest.raises(RuntimeError, match="inf"):
+        hybrid.verify(lambda sequences: [row * np.float32("nan") for row in score(sequences)], rows)
+
+
+def test_the_probe_finds_stale_and_corrupted_weights(folder: str) -> None:
+    model = tiny.build_model(seed=1)
+    hybrid = hybrid_of(model, folder)
+    hybrid.begin_rollout()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1.05)  # trained, and nobody told the engine
+    with pytest.raises(RuntimeError, match="disagree"):
+        hybrid.verify(tiny.score_fn(model))
+    hybrid.end_rollout()
+    hybrid.mark_updated()
+    hybrid.begin_rollout()
+    hybrid.verify(tiny.score_fn(model))
+
+
+def test_tolerance_can_be_set(folder: str) -> None:
+    model = tiny.build_model(seed=1)
+    hybrid = hybrid_of(model, folder, tolerance=0.02)
+    hybrid.begin_rollout()
+    score = tiny.score_fn(model)
+    gap = hybrid.verify(lambda sequences: [row + np.float32(0.01) for row in score(sequences)])
+    assert gap["rollout/probe_gap_mean"] == pytest.approx(0.01, rel=0.05)

@@ -1,0 +1,95 @@
+"""vLLM and the hybrid engine on one CUDA device: memory goes back and forth, weights arrive, log-probs agree in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.rollout import tiny
+from verl.workers.rollout.base import SamplingSettings, run_to_completion
+from verl.workers.sharding_manager import HybridEngine
+
+pytest.importorskip("vllm")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+STATE: dict[str, object] = {}
+
+
+@pytest.fixture(scope="module")
+def gpu_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiny.Ranks]:
+    ranks = tiny.Ranks(1)
+    try:
+        ranks(build, tiny.save_config(tmp_path_factory.mktemp("gpu")), timeout=400)
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def build(folder: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    from verl.workers.rollout.vllm_rollout import VLLMRollout
+
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    model = tiny.build_model(seed=1).cuda()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    changes = {"dtype": torch.bfloat16, "gpu_memory_utilization": 0.3, "enforce_eager": False}
+    engine = VLLMRollout(tiny.settings(folder, device="cuda", **changes))
+    STATE.update(model=model, engine=engine)
+    STATE["hybrid"] = HybridEngine(model, engine, device="cuda", dtype=torch.bfloat16)
+
+
+def on_gpu(row: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    tokens = torch.from_numpy(row.astype(np.int64)).cuda()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        logits = STATE["model"](input_ids=tokens[None]).logits[0, :-1].float() / temperature
+    return logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0].cpu().numpy()
+
+
+def check_cycle() -> None:
+    hybrid, engine, model = STATE["hybrid"], STATE["engine"], STATE["model"]
+    for round_ in range(3):
+        started = hybrid.begin_rollout()
+        assert started["perf/weight_sync/tensors"] > 20, "level 2 sleep forgets the weights: they always travel"
+        hybrid.verify(lambda rows: [on_gpu(row) for row in rows])
+        batch = tiny.requests(8, SamplingSettings(temperature=0.7, max_tokens=32))
+        results = {result.request_id: result for result in run_to_completion(engine, batch, 16)}
+        for request in batch:
+            result = results[request.request_id]
+            trainer = on_gpu(np.concatenate([request.prompt_ids, result.response_ids]), 0.7)[len(request.prompt_ids) - 1 :]
+            assert np.abs(trainer - result.log_probs).mean() < 0.3
+        ended = hybrid.end_rollout()
+        gained = ended["perf/memory_gb/after_rollout/free"] - started["perf/memory_gb/rollout/free"]
+        assert gained > 20, "the KV cache went back"
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.0 + 0.02 * round_)
+        hybrid.mark_updated()
+
+
+def test_rollout_and_training_share_the_device(gpu_process: tiny.Ranks) -> None:
+    gpu_process(check_cycle)
+
+
+def check_probe() -> None:
+    hybrid, engine = STATE["hybrid"], STATE["engine"]
+    hybrid.begin_rollout()
+    wrong = dict(tiny.build_model(seed=2).cuda().bfloat16().named_parameters(remove_duplicate=False))
+    engine.load_weights((name, tensor.detach()) for name, tensor in wrong.items())
+    with pytest.raises(RuntimeError, match="disagree"):
+        hybrid.verify(lambda rows: [on_gpu(row) for row in rows])
+    hybrid.end_rollout()
+
+
+def test_the_probe_finds_other_weights(gpu_process: tiny.Ranks) -> None:
+    gpu_process(check_probe)

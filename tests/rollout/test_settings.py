@@ -1,0 +1,119 @@
+"""What a user can get wrong in the rollout section is refused with the key to change, before an engine is built."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from tests.rollout import tiny
+from verl.workers.rollout.base import SamplingSettings
+from verl.workers.rollout.factory import build_rollout_engine
+from verl.workers.rollout.settings import EngineSettings, check_requests, engine_settings, sampling_settings
+from verl.workers.rollout.vllm_rollout import check_model, cpu_kv_cache_bytes
+
+
+def test_lengths_default_to_prompt_plus_response() -> None:
+    settings = engine_settings(tiny.rollout_config(), "model", device="cpu", eos_token_ids=[3])
+    assert settings.max_model_len == 96
+    assert settings.dtype == torch.float32 and settings.eos_token_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_model_len": 95}, "max_model_len=95 is smaller than prompt_length"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size=2 does not divide the 1 rank"),
+        ({"tensor_model_parallel_size": 0}, "tensor_model_parallel_size=0"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "max_num_batched_tokens=64"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0"),
+        ({"dtype": "int7"}, "rollout.dtype='int7'"),
+    ],
+)
+def test_contradictory_sizes_name_their_key(changes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        engine_settings(tiny.rollout_config(**changes), "model", device="cpu")
+
+
+@pytest.mark.parametrize(("name", "words"), [("sglang", "one process"), ("trt", "choose one of vllm, hf")])
+def test_unknown_engines_list_the_known_ones(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build_rollout_engine(tiny.rollout_config(name=name), "model", eos_token_ids=[3], device="cpu")
+
+
+def test_hf_engine_runs_on_one_rank(tmp_path) -> None:
+    from verl.workers.rollout.hf_rollout import HFRollout
+
+    with pytest.raises(ValueError, match="tensor_model_parallel_size=2 needs rollout.name=vllm"):
+        HFRollout(tiny.settings(tiny.save_config(tmp_path), tensor_parallel_size=2))
+
+
+def geometry(**changes: int) -> Qwen2Config:
+    return Qwen2Config(
+        **{"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (geometry(num_attention_heads=8), {}, "head_dim=16"),
+        (geometry(), {"tensor_parallel_size": 3}, "does not divide the model's 4 attention heads"),
+        (geometry(num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=64), {}, "beyond the 64 positions"),
+    ],
+)
+def test_models_that_vllm_cannot_run(config: Qwen2Config, changes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_model(config, EngineSettings("model", max_model_len=256, **changes))
+
+
+def test_more_ranks_than_kv_heads_is_fine_when_they_divide() -> None:
+    check_model(geometry(), EngineSettings("model", tensor_parallel_size=4))
+
+
+def test_cpu_kv_cache_follows_the_sizes_within_bounds() -> None:
+    per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, kv heads, head_dim, bytes
+    config = geometry()
+    small = EngineSettings("model", max_model_len=256, max_num_seqs=10)
+    assert cpu_kv_cache_bytes(config, small) == per_token * 256 * 10
+    assert cpu_kv_cache_bytes(config, EngineSettings("model", max_model_len=1 << 20, max_num_seqs=10)) > 512 << 20
+    assert cpu_kv_cache_bytes(config, EngineSettings("model", max_model_len=4096, max_num_seqs=4096)) == (
+        per_token * 4096 * 64
+    )
+    asked = EngineSettings("model", max_model_len=256, kv_cache_memory_mb=7)
+    assert cpu_kv_cache_bytes(config, asked) == 7 << 20
+
+
+def test_sampling_follows_training_and_validation_keys() -> None:
+    config = tiny.rollout_config(temperature=0.9, top_p=0.8, top_k=5, extra={"min_p": 0.1})
+    train = sampling_settings(config)
+    assert (train.temperature, train.top_p, train.top_k, train.max_tokens) == (0.9, 0.8, 5, 32)
+    assert train.extra == {"min_p": 0.1} and not train.greedy
+    assert sampling_settings(config, validate=True).greedy
+    config.val_kwargs = SimpleNamespace(temperature=0.4, top_p=0.7, top_k=3, do_sample=True, extra={"min_p": 0.2})
+    validation = sampling_settings(config, validate=True)
+    assert (validation.temperature, validation.top_p, validation.top_k) == (0.4, 0.7, 3)
+    assert validation.extra == {"min_p": 0.2}
+    config.do_sample = False
+    assert sampling_settings(config).greedy
+
+
+@pytest.mark.parametrize("changes", [{"temperature": -1}, {"top_p": 0.0}, {"top_k": 0}, {"max_tokens": 0}])
+def test_impossible_sampling_is_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match="rollout"):
+        SamplingSettings(**{"temperature": 1.0, **changes})
+
+
+def test_requests_that_no_engine_could_serve() -> None:
+    (request,) = tiny.requests(1, tiny.GREEDY)
+    check_requests([request], max_model_len=9, vocab_size=tiny.VOCABULARY)
+    with pytest.raises(ValueError, match="data.max_prompt_length"):
+        check_requests([request], max_model_len=8, vocab_size=tiny.VOCABULARY)
+    with pytest.raises(ValueError, match="tokenizer"):
+        check_requests([request], max_model_len=99, vocab_size=int(request.prompt_ids.max()))
+    request.prompt_ids = np.array([], dtype=np.int32)
+    with pytest.raises(ValueError, match="empty"):
+        check_requests([request], max_model_len=99, vocab_size=tiny.VOCABULARY)
