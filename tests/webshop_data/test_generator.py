@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.environments.env_package.webshop import generator
+from agent_system.environments.env_package.webshop.colours import normalise_colour
 from agent_system.environments.env_package.webshop.generator_vocabulary import CATEGORIES, KINDS, OPTION_POOLS
 
 PRODUCT_KEYS = {
@@ -149,6 +150,14 @@ def test_words_of_a_category_do_not_match_each_other(category: object) -> None:
             assert token_set_ratio(one, two) <= 85
             assert token_set_ratio(str((group, one)), str((group, two))) <= 85
     assert not [text for text in texts for kind in KINDS if kind.category is category and text in kind.name]
+
+
+def test_option_values_are_whole_colours_or_none() -> None:
+    for category in CATEGORIES:
+        for group, pool in category.option_groups:
+            for value in OPTION_POOLS[pool]:
+                assert normalise_colour(value) == value
+                assert normalise_colour((group, value)) in (value, (group, value))
 
 
 def test_attributes_are_shared_between_categories() -> None:

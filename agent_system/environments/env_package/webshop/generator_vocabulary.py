@@ -3,10 +3,11 @@
 The tables are data, not code: :mod:`generator` draws from them. They are the same for every seed, so a tokenizer
 trained on one generated catalogue knows the words of all of them.
 
-Two properties are kept on purpose (and tested):
+Three properties are kept on purpose (and tested):
 
 * no attribute of a department, and no value of an option pool, counts as a match for another one under the shop's
   fuzzy comparison (a token-set ratio above 85), so a near-twin really is a different product;
+* an option value is a base colour of the shop or contains none, because the shop takes a part for the whole;
 * a few attributes are shared by departments, so an attribute alone never names the product.
 
 What is left out: real brands, and anything that is not plain lower-case English.
@@ -80,10 +81,10 @@ OPTION_POOLS: dict[str, tuple[str, ...]] = {
     "finish": ("matte", "glossy", "satin", "brushed"),
     "metal": ("gold", "silver", "copper", "bronze"),
     "shape": ("round", "square", "oval", "heart"),
-    "style": ("modern", "rustic", "vintage", "coastal"),
-    "plug": ("usb c", "lightning", "micro"),
+    "style": ("modern", "nordic", "vintage", "coastal"),
+    "plug": ("usb c", "barrel", "micro"),
     "hand": ("left", "right"),
-    "light": ("warm", "cool", "daylight"),
+    "bulb": ("warm", "cool", "neutral"),
     "firmness": ("soft", "medium", "firm"),
     "age": ("infant", "toddler", "child", "teen"),
 }
@@ -162,7 +163,7 @@ furniture | Home & Kitchen › Furniture | color=color, material=material
  | easy to assemble, +solid wood, space saving, +lumbar support, height adjustable, +faux leather, heavy duty,
    +storage drawers, +metal legs, scratch resistant, +padded seat, +open shelves
  | offices, small rooms, living rooms | office chair:60-260, coffee table:55-240, bar stool:40-170
-lighting | Tools & Home › Lighting | light=light, finish=finish
+lighting | Tools & Home › Lighting | bulb=bulb, finish=finish
  | energy efficient, +touch control, +dimmable bulb, battery powered, +usb port, eye caring, +remote control,
    +glass shade, +solar power, easy to install, +flexible neck, water proof
  | reading, patios, bedrooms | desk lamp:15-80, floor lamp:30-140, string lights:9-50
