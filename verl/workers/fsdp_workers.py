@@ -1,0 +1,412 @@
+"""What a rank can do: ``ActorRolloutRefWorker`` and ``CriticWorker``.
+
+One process holds the shard of the policy, the rollout engine, the reference policy and, beside them, the critic. The order
+of life is: process group, models, engine last, so that the engine sees what memory is left and joins the group there is.
+Building models is in ``role_models``, the update in ``actor`` and ``critic``, sampling in ``rollout``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from verl.models.heads import forward_log_probs
+from verl.models.lora import adapters_off
+from verl.models.packing import pack_rows
+from verl.protocol import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verl.utils.flops_counter import FlopsCounter, get_device_flops
+from verl.utils.fs import copy_to_local
+from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group
+from verl.utils.import_utils import import_external_libs
+from verl.utils.model import get_generation_config
+from verl.utils.tokenizer import hf_tokenizer
+from verl.workers.actor import DataParallelPPOActor
+from verl.workers.critic import DataParallelPPOCritic
+from verl.workers.device_state import OffloadedState, choose_device, memory_metrics
+from verl.workers.one_shot import generate_rows
+from verl.workers.role_models import (
+    build_lr_scheduler,
+    build_optimizer,
+    build_role_model,
+    end_token_ids,
+    lora_settings,
+)
+from verl.workers.rollout.base import RolloutRequest, RolloutResult
+from verl.workers.rollout.factory import build_rollout_engine
+from verl.workers.rows import response_mask_of
+from verl.workers.sharding_manager import HybridEngine
+from verl.workers.sharding_manager.hybrid_engine import memory_ledger
+from verl.workers.update_loop import MicroBatchPlan
+
+logger = logging.getLogger(__name__)
+
+ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
+
+
+class ActorRolloutRefWorker(Worker):
+    """The policy on one rank, in the roles it is given.
+
+    Args:
+        config: ``actor_rollout_ref`` of the config (``ActorRolloutRefConfig``).
+        role: one of ``ROLES``; a rollout needs an actor beside it, whose weights it samples from.
+        device: ``"cuda"`` or ``"cpu"``.
+    """
+
+    def __init__(self, config: Any, role: str, device: str = "cuda") -> None:
+        super().__init__()
+        if role not in ROLES:
+            raise ValueError(f"role {role!r}: use one of {ROLES}")
+        if config.actor.strategy not in ("fsdp", "fsdp2"):
+            raise ValueError(f"actor_rollout_ref.actor.strategy={config.actor.strategy!r}: use fsdp or fsdp2")
+        self.config = config
+        self.is_actor = "actor" in role
+        self.is_rollout = "rollout" in role
+        self.is_ref = "ref" in role
+        self.device = choose_device(device)
+        ensure_process_group(device)
+        import_external_libs(config.model.external_lib)
+
+    # -- set-up -------------------------------------------------------------------------------------------------
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self, total_training_steps: int | None = None) -> None:
+        """Load the models and, last, start the engine.
+
+        Args:
+            total_training_steps: length of the learning-rate schedule; None takes the config's.
+        """
+        model = self.config.model
+        self.path = copy_to_local(model.path, use_shm=model.use_shm)
+        self.tokenizer = hf_tokenizer(self.path, trust_remote_code=model.trust_remote_code)
+        self.generation_config = get_generation_config(self.path, model.trust_remote_code)
+        if self.is_actor or self.is_rollout:
+            self._build_actor(total_training_steps)
+        if self.is_ref:
+            self._build_reference()
+        if self.is_rollout:
+            self._build_engine()
+
+    def _build_actor(self, total_training_steps: int | None) -> None:
+        config = self.config
+        fsdp = config.actor.fsdp_config
+        mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
+        self.module = build_role_model(
+            config.model, fsdp, self.path, mesh, compile_layers=config.actor.use_torch_compile
+        )
+        self.optimizer = build_optimizer(self.module, config.actor.optim) if self.is_actor else None
+        self.scheduler = None
+        if self.optimizer is not None:
+            self.scheduler = build_lr_scheduler(self.optimizer, config.actor.optim, total_training_steps)
+        self.state = OffloadedState(
+            self.module, self.optimizer, self.device, fsdp.param_offload, fsdp.optimizer_offload
+        )
+        self.actor = DataParallelPPOActor(
+            config.actor,
+            self.module,
+            self.optimizer,
+            log_prob_plan=_log_prob_plan(config.rollout, "actor_rollout_ref.rollout.log_prob_"),
+            response_length=config.actor.loss_scale_factor or config.rollout.response_length,
+        )
+        self.actor.device = self.device
+        self.flops = FlopsCounter(self.module.config)
+        self.checkpoints = FSDPCheckpointManager(
+            self.module,
+            self.optimizer,
+            self.scheduler,
+            self.tokenizer,
+            contents=config.actor.checkpoint.contents,
+            lora=lora_settings(config.model),
+            base_path=self.path,
+        )
+
+    def _build_reference(self) -> None:
+        """A frozen copy of the model; with LoRA the actor without its adapters serves."""
+        self.reference = None
+        if lora_settings(self.config.model) is not None and self.is_actor:
+            return
+        config, fsdp = self.config, self.config.ref.fsdp_config
+        mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
+        module = build_role_model(config.model, fsdp, self.path, mesh, trainable=False)
+        self.reference_state = OffloadedState(module, None, self.device, fsdp.param_offload)
+        plan = _log_prob_plan(config.ref, "actor_rollout_ref.ref.log_prob_")
+        self.reference = DataParallelPPOActor(config.actor, module, None, log_prob_plan=plan)
+        self.reference.device = self.device
+
+    def _build_engine(self) -> None:
+        rollout = self.config.rollout
+        self.engine = build_rollout_engine(
+            rollout,
+            self.path,
+            eos_token_ids=end_token_ids(self.tokenizer, self.generation_config),
+            device=self.device.type,
+            seed=rollout.seed,
+            trust_remote_code=self.config.model.trust_remote_code,
+            hf_overrides=self.config.model.override_config,
+        )
+        self.hybrid = HybridEngine(
+            self.module,
+            self.engine,
+            device=self.device,
+            dtype=self.engine.settings.dtype,
+            tolerance=rollout.probe_tolerance,
+        )
+
+    # -- log-probabilities and update -----------------------------------------------------------------------------
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """``old_log_probs`` and ``entropys`` of the rows under the present policy, both float32 ``(N, R)``."""
+        data.meta_info["temperature"] = self.config.rollout.temperature
+        with self.state.loaded():
+            log_probs, entropys = self.actor.compute_log_prob(data)
+        return DataProto.from_dict(
+            tensors={"old_log_probs": log_probs, "entropys": entropys},
+            meta_info={"temperature": self.config.rollout.temperature},
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """``ref_log_prob`` of the rows under the reference policy, float32 ``(N, R)``."""
+        assert self.is_ref, "this worker has no reference policy"
+        data.meta_info.update(temperature=self.config.rollout.temperature, calculate_entropy=False)
+        if self.reference is None:
+            with self.state.loaded(), adapters_off(self.module):
+                log_probs, _ = self.actor.compute_log_prob(data)
+        else:
+            with self.reference_state.loaded():
+                log_probs, _ = self.reference.compute_log_prob(data)
+        return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_actor(self, data: DataProto) -> DataProto:
+        """Take the optimiser steps of a training step; ``meta_info["metrics"]`` holds what happened, over all ranks."""
+        data.meta_info["temperature"] = self.config.rollout.temperature
+        started = time.perf_counter()
+        with self.state.loaded(with_optimizer=True):
+            metrics = self.actor.update_policy(data)
+        seconds = time.perf_counter() - started
+        metrics["perf/mfu/actor"] = _utilisation(self.flops, data, seconds, self.config.actor.ppo_epochs, self.device)
+        metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
+        metrics.update(memory_metrics(self.device))
+        self.scheduler.step()
+        if self.is_rollout:
+            self.hybrid.mark_updated()
+        return DataProto(meta_info={"metrics": metrics})
+
+    # -- rollout --------------------------------------------------------------------------------------------------
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_rollout(self) -> dict[str, float]:
+        """Weights into the engine, memory to it; returns timings and the memory ledger."""
+        return self.hybrid.begin_rollout()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def end_rollout(self) -> dict[str, float]:
+        """Memory back to training; returns timings and the memory ledger."""
+        return self.hybrid.end_rollout()
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def rollout_step(self, requests: Sequence[RolloutRequest], max_steps: int) -> list[RolloutResult]:
+        """Hand over new requests, advance by at most ``max_steps`` engine steps, return what finished.
+
+        All ranks of a replica must get the same call.
+        """
+        return self.engine.step(requests, max_steps)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rollout_layout(self) -> tuple[int, int]:
+        """``(replica, rank within its tensor-parallel group)``."""
+        return divmod(dist.get_rank(), self.config.rollout.tensor_model_parallel_size)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rollout_stats(self) -> dict[str, float]:
+        """Cumulative counts of the engine."""
+        return self.engine.stats()
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Answer every prompt once, from weights synced for this call; see ``verl.workers.one_shot``."""
+        with self._rollout_phase():
+            return generate_rows(self.engine, prompts, self.config.rollout, self.tokenizer.pad_token_id)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def probe(self) -> dict[str, float]:
+        """Sync weights and compare log-probabilities of trainer and engine; RuntimeError if they disagree."""
+        with self._rollout_phase():
+            return self.hybrid.verify(self._score)
+
+    @contextlib.contextmanager
+    def _rollout_phase(self):  # noqa: ANN202 - a generator for contextmanager
+        """Begin and end a rollout, unless one is running."""
+        if self.hybrid.rolling_out:
+            yield
+            return
+        self.hybrid.begin_rollout()
+        try:
+            yield
+        finally:
+            self.hybrid.end_rollout()
+
+    @torch.no_grad()
+    def _score(self, sequences: list[np.ndarray]) -> list[np.ndarray]:
+        """Log-probs at temperature 1 of tokens 1.. of each sequence, by the trainer's model."""
+        prompts, responses = [s[:1] for s in sequences], [s[1:] for s in sequences]
+        with self.state.loaded():
+            self.module.eval()
+            packed = pack_rows(prompts, responses, self.device)
+            log_probs, _ = forward_log_probs(self.module, packed, 1.0, with_entropy=False)
+            self.module.train()
+        return [part.numpy() for part in log_probs.cpu().split([len(r) for r in responses])]
+
+    # -- files and memory -------------------------------------------------------------------------------------------
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        """Write model, optimiser, scheduler and random state to ``local_path``."""
+        with self.state.loaded(with_optimizer=True):
+            self.checkpoints.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        """Continue from what ``save_checkpoint`` wrote."""
+        with self.state.loaded(with_optimizer=True):
+            self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
+        if self.is_rollout:
+            self.hybrid.mark_updated()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def memory(self) -> dict[str, float]:
+        """Memory of this rank now, GiB."""
+        return memory_ledger(self.device, "now")
+
+
+class CriticWorker(Worker):
+    """The value network on one rank.
+
+    Args:
+        config: ``critic`` of the config (``CriticConfig``).
+        device: ``"cuda"`` or ``"cpu"``.
+        response_length: ``data.max_response_length``; needed by ``loss_agg_mode=seq-mean-token-sum-norm`` alone.
+    """
+
+    def __init__(self, config: Any, device: str = "cuda", response_length: int | None = None) -> None:
+        super().__init__()
+        if config.strategy not in ("fsdp", "fsdp2"):
+            raise ValueError(f"critic.strategy={config.strategy!r}: use fsdp or fsdp2")
+        self.config = config
+        self.response_length = response_length
+        self.device = choose_device(device)
+        ensure_process_group(device)
+        import_external_libs(config.model.external_lib)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self, total_training_steps: int | None = None) -> None:
+        """Load the model and its optimiser."""
+        config, model = self.config, self.config.model
+        fsdp = model.fsdp_config
+        path = copy_to_local(model.path, use_shm=model.use_shm)
+        tokenizer = hf_tokenizer(
+            copy_to_local(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code
+        )
+        mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
+        self.module = build_role_model(model, fsdp, path, mesh, kind="value")
+        self.optimizer = build_optimizer(self.module, config.optim)
+        self.scheduler = build_lr_scheduler(self.optimizer, config.optim, total_training_steps)
+        self.state = OffloadedState(
+            self.module, self.optimizer, self.device, fsdp.param_offload, fsdp.optimizer_offload
+        )
+        self.critic = DataParallelPPOCritic(config, self.module, self.optimizer, self.response_length)
+        self.critic.device = self.device
+        self.flops = FlopsCounter(self.module.config)
+        self.checkpoints = FSDPCheckpointManager(
+            self.module,
+            self.optimizer,
+            self.scheduler,
+            tokenizer,
+            contents=config.checkpoint.contents,
+            lora=lora_settings(model),
+            base_path=path,
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """``values`` of the rows, float32 ``(N, R)``."""
+        with self.state.loaded():
+            values = self.critic.compute_values(data)
+        return DataProto.from_dict(tensors={"values": values})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_critic(self, data: DataProto) -> DataProto:
+        """Take the optimiser steps of a training step; ``meta_info["metrics"]`` holds what happened, over all ranks."""
+        started = time.perf_counter()
+        with self.state.loaded(with_optimizer=True):
+            metrics = self.critic.update_critic(data)
+        seconds = time.perf_counter() - started
+        metrics["perf/mfu/critic"] = _utilisation(
+            self.flops, data, seconds, self.config.ppo_epochs, self.device, has_head=False
+        )
+        metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        return DataProto(meta_info={"metrics": metrics})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        """Write model, optimiser, scheduler and random state to ``local_path``."""
+        with self.state.loaded(with_optimizer=True):
+            self.checkpoints.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        """Continue from what ``save_checkpoint`` wrote."""
+        with self.state.loaded(with_optimizer=True):
+            self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
+
+
+def _log_prob_plan(section: Any, key: str) -> MicroBatchPlan:
+    return MicroBatchPlan(
+        section.log_prob_use_dynamic_bsz,
+        section.log_prob_max_token_len_per_gpu,
+        section.log_prob_micro_batch_size_per_gpu,
+        key,
+    )
+
+
+def _utilisation(
+    flops: FlopsCounter, data: DataProto, seconds: float, epochs: int, device: torch.device, has_head: bool = True
+) -> float:
+    """Model FLOPs utilisation of an update over all ranks; 0 where the device's peak is unknown."""
+    mask = response_mask_of(data)
+    head_tokens = mask.sum().to(device)
+    dist.all_reduce(head_tokens)
+    lengths = data.meta_info.get("global_token_num")
+    peak = get_device_flops("B") if device.type == "cuda" else float("inf")
+    if lengths is None or peak == float("inf"):
+        return 0.0
+    done = flops.training_flops(lengths, int(head_tokens) if has_head else 0) * epochs
+    return done / seconds / (peak * dist.get_world_size())
