@@ -1,7 +1,7 @@
 """A user's own estimators, losses and models: import their file, and its decorators register them.
 
-`actor_rollout_ref.model.external_lib` names a Python file or an importable module, or a list of them. The driver imports
-it before it looks up the estimator, each rank before it builds the model and looks up the loss.
+`actor_rollout_ref.model.external_lib` names a Python file or an importable module, or a list of them. The driver
+imports it before it looks up the estimator, each rank before it builds the model and looks up the loss.
 """
 
 from __future__ import annotations

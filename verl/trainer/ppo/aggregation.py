@@ -62,13 +62,14 @@ class LossNormalizer:
         mode: one of `AGGREGATION_MODES`.
         global_tokens: valid response tokens of the mini-batch.
         global_rows: rows of the mini-batch with at least one valid token.
-        response_length: the constant length that `seq-mean-token-sum-norm` divides by (`data.max_response_length`).
+        response_length: the constant that `seq-mean-token-sum-norm` divides by: `actor.loss_scale_factor`, or else
+            `data.max_response_length`.
     """
 
     mode: str
     global_tokens: float
     global_rows: float
-    response_length: int
+    response_length: float
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
@@ -109,7 +110,7 @@ def aggregate(
     *,
     global_tokens: float,
     global_rows: float,
-    response_length: int,
+    response_length: float,
 ) -> torch.Tensor:
     """One micro-batch's share of the mini-batch loss.
 
@@ -137,7 +138,7 @@ def aggregate(
 
 
 def agg_loss(
-    loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str, response_length: int | None = None
+    loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str, response_length: float | None = None
 ) -> torch.Tensor:
     """The loss of a batch that is all here: `aggregate` with the batch's own counts.
 

@@ -1,7 +1,7 @@
 """The algorithms under the names users know; each lives in its own small file.
 
-In `verl.trainer.ppo`: estimators are in `advantage`, policy losses in `policy_loss`, aggregation in `aggregation`, KL in
-`kl`. The functions here that return one number aggregate a batch that is all present; training uses the losses per
+In `verl.trainer.ppo`: estimators are in `advantage`, policy losses in `policy_loss`, aggregation in `aggregation`, KL
+in `kl`. The functions here that return one number aggregate a batch that is all present; training uses the losses per
 token and divides by counts of the whole mini-batch instead (`LossNormalizer`).
 """
 
