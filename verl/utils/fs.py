@@ -1,0 +1,153 @@
+"""Paths that users give, as paths that every process of this machine can open.
+
+Three kinds are understood: a path on disk, ``pkg://package.module/relative/path`` for a file or folder that ships
+inside an installed package, and a name on the model hub (``organisation/name``), which is passed on as it is. Nothing
+here reaches the network; HDFS is not supported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import logging
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+__all__ = ["copy_to_local", "copy_to_shm", "is_non_local", "local_mkdir_safe", "resolve_package_path"]
+
+logger = logging.getLogger(__name__)
+
+PACKAGE_SCHEME = "pkg://"
+_HDFS_SCHEME = "hdfs://"
+_SHM_ROOT = Path("/dev/shm")
+_SHM_CACHE = "verl-cache"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_LOCK_SECONDS = 1800
+
+
+def is_non_local(path: str) -> bool:
+    """Whether the path is on HDFS."""
+    return str(path).startswith(_HDFS_SCHEME)
+
+
+def copy_to_local(
+    src: str | Path,
+    cache_dir: str | Path | None = None,
+    filelock: str = ".file.lock",
+    verbose: bool = False,
+    always_recopy: bool = False,
+    use_shm: bool = False,
+    key: str = "path",
+) -> str:
+    """A path (or hub name) that this machine can open.
+
+    Args:
+        src: path on disk, ``pkg://…``, or hub name.
+        cache_dir: where copies in shared memory go; ``/dev/shm/verl-cache`` by default.
+        filelock: name of the lock file beside a copy.
+        verbose: log where the path leads.
+        always_recopy: copy into shared memory again even if a copy is there.
+        use_shm: copy into shared memory, from where every process of the machine loads quickly.
+        key: the config key that holds ``src``, for error messages.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path.
+        ValueError: a path of a kind that is not supported.
+    """
+    text = str(src)
+    if is_non_local(text):
+        raise ValueError(f"{key}={text}: HDFS is not supported; copy the files to a local disk and give that path")
+    if text.startswith(PACKAGE_SCHEME):
+        path = resolve_package_path(text, key=key)
+    else:
+        path = os.path.abspath(os.path.expanduser(text))
+        if not os.path.exists(path):
+            if _HUB_NAME.fullmatch(text):
+                if use_shm:
+                    logger.warning("%s=%s is a hub name; use_shm applies to local paths only", key, text)
+                return text
+            raise FileNotFoundError(f"{key}={text}: there is nothing at {path}; give an existing path")
+    if use_shm:
+        path = copy_to_shm(path, cache_dir=cache_dir, filelock=filelock, always_recopy=always_recopy)
+    if verbose:
+        logger.info("%s=%s is read from %s", key, text, path)
+    return path
+
+
+def resolve_package_path(uri: str, key: str = "path") -> str:
+    """The path on disk of ``pkg://package.module/relative/path``."""
+    package, _, relative = uri.removeprefix(PACKAGE_SCHEME).partition("/")
+    if not package:
+        raise ValueError(f"{key}={uri}: expected {PACKAGE_SCHEME}package.module/relative/path")
+    try:
+        root = importlib.resources.files(package)
+    except (ModuleNotFoundError, TypeError) as error:
+        raise ValueError(f"{key}={uri}: there is no package {package!r} here; install it or give a path") from error
+    resource = root.joinpath(*relative.split("/")) if relative else root
+    # A namespace package has several roots behind one object, which finds the right one when a child is asked for.
+    path = Path(str(resource))
+    if not path.exists():
+        where = f"{package!r} has no {relative!r}" if not str(path).count(".zip") else f"{package!r} is inside an archive"
+        raise FileNotFoundError(f"{key}={uri}: {where} ({path})")
+    return str(path.resolve())
+
+
+def copy_to_shm(
+    src: str | Path,
+    cache_dir: str | Path | None = None,
+    filelock: str = ".file.lock",
+    always_recopy: bool = False,
+) -> str:
+    """Copy a file or folder into shared memory, once for all processes of the machine; returns the copy's path.
+
+    A copy whose files have other names, sizes or times than the source is replaced. When shared memory is too small,
+    a warning says so and the source is used.
+    """
+    source = Path(src).absolute()
+    root = Path(cache_dir) if cache_dir is not None else _SHM_ROOT / _SHM_CACHE
+    folder = root / hashlib.sha256(str(source).encode()).hexdigest()[:32]
+    target = folder / source.name
+    local_mkdir_safe(folder)
+    with FileLock(folder / filelock, timeout=_LOCK_SECONDS):
+        if target.exists() and not always_recopy and _listing(target) == _listing(source):
+            return str(target)
+        _remove(target)
+        needed, free = sum(size for _, size, _ in _listing(source)), shutil.disk_usage(folder).free
+        if needed > free:
+            logger.warning("use_shm: %s needs %.1f GiB and %s has %.1f free", source, needed / 2**30, root, free / 2**30)
+            return str(source)
+        staging = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            if source.is_dir():
+                shutil.copytree(source, staging / source.name)
+            else:
+                shutil.copy2(source, staging / source.name)
+            os.replace(staging / source.name, target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return str(target)
+
+
+def local_mkdir_safe(path: str | Path) -> str:
+    """Make a folder with its parents; it is fine when another process does so at the same time."""
+    path = os.path.abspath(path)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def _listing(path: Path) -> list[tuple[str, int, int]]:
+    """Relative name, size and modification time (whole seconds) of every file."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return [(str(f.relative_to(path)), f.stat().st_size, int(f.stat().st_mtime)) for f in files]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
