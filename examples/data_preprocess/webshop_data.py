@@ -26,7 +26,7 @@ from agent_system.environments.env_package.webshop.generator import write_datase
 from agent_system.environments.env_package.webshop.nouns import noun_source
 from agent_system.environments.env_package.webshop.official_files import check_folder, download
 from agent_system.environments.env_package.webshop.options import ShopOptions
-from agent_system.environments.env_package.webshop.sources import FULL_FILES, SMALL_FILES, find_files, source_of
+from agent_system.environments.env_package.webshop.sources import FULL_FILES, SMALL_FILES, ProductFiles, source_of
 
 logger = logging.getLogger("webshop_data")
 
@@ -64,8 +64,8 @@ def fetch(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Report on a folder's files; with ``--json`` the report is also written for programs."""
-    paths = find_files(Path(arguments.folder), not arguments.full)
-    report = check_folder(*paths, num_products=arguments.num_products)
+    files = ProductFiles.in_folder(Path(arguments.folder), use_small=not arguments.full)
+    report = check_folder(files.products, files.attributes, files.human, num_products=arguments.num_products)
     for line in report.lines():
         logger.info(line)
     if arguments.json:

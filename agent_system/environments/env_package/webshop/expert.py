@@ -19,7 +19,9 @@ from typing import Any
 __all__ = ["ExpertSkill", "PageView", "Result", "ScriptedExpert", "Wish", "read_page", "read_task"]
 
 SEPARATOR = " [SEP] "
-_MOST_REJECTED = 4  # products looked at in vain before the shopper settles for the best one left
+# Products looked at in vain, and steps taken, before the shopper settles for the best one left.
+_MOST_REJECTED = 4
+_MOST_STEPS_OF_DOUBT = 9
 
 _CAP = re.compile(r",? and price lower than ([\d.]+) dollars\s*$")
 _NAMED_OPTIONS = re.compile(r" with (?=[^:,]+: )")
@@ -33,8 +35,8 @@ _LEAD_INS = re.compile(
     re.IGNORECASE,
 )
 _FILLER_TEXT = (
-    "a an the i im i'm am is are be it its that which has have and or with in of for to on by me my you can could would "
-    "like want need find show get buy help please looking some one so old broke should must also"
+    "a an the i im i'm am is are be it its that which has have and or with in of for to on by me my you can could "
+    "would like want need find show get buy help please looking some one so old broke should must also"
 )
 _FILLERS = frozenset(_FILLER_TEXT.split())
 
@@ -199,7 +201,6 @@ class ScriptedExpert:
     def __init__(self, seed: int, skill: ExpertSkill | None = None) -> None:
         self._rng = random.Random(f"expert/{seed}")
         self._skill = skill or ExpertSkill()
-        self._wish = read_task("")
         self._begin("")
 
     def act(self, page: str, available: Mapping[str, Any]) -> str:
@@ -209,6 +210,7 @@ class ScriptedExpert:
             ValueError: the page is the last one of an episode; there is nothing left to do.
         """
         view = read_page(page, available)
+        self._steps += 1
         if view.name == "search":
             if view.task != self._task or self._searched:
                 self._begin(view.task)
@@ -234,6 +236,7 @@ class ScriptedExpert:
         self._skips_checks = draw() < skill.skip_checks
         self._wanders = draw() < skill.wander
         self._rejected: dict[str, str] = {}
+        self._steps = 1
         self._turned_pages = 0
         self._current: Result | None = None
         self._missing: set[str] = set()
@@ -335,7 +338,8 @@ class ScriptedExpert:
     def _object(self, view: PageView, absent: str) -> str:
         """The response when this product is in doubt: a look at its features, or the way back; else nothing."""
         careless = self._skips_checks or self._takes_wrong
-        if self._current is None or careless or self._chosen or len(self._rejected) >= _MOST_REJECTED:
+        weary = len(self._rejected) >= _MOST_REJECTED or self._steps > _MOST_STEPS_OF_DOUBT
+        if self._current is None or careless or self._chosen or weary:
             return ""
         if absent:
             return self._reject(f"{absent} is not offered here, go back")

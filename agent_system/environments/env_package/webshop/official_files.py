@@ -137,7 +137,7 @@ def _fetch_rest(url: str, part: Path, timeout_s: float) -> None:
     with response:
         if "text/html" in response.headers.get("Content-Type", ""):
             raise DownloadError(
-                f"{url} answers with a web page, not a file. Download the file with a browser and give its folder instead"
+                f"{url} answers with a web page, not a file. Fetch the file with a browser and check its folder instead"
             )
         _append(response, part, url, have if _continues(response, have) else 0, timeout_s)
 
@@ -212,7 +212,7 @@ class FolderReport:
         median = f"${self.median_price:,.2f}"
         found += [
             f"  {self.products:,} products in {len(self.categories)} categories ({top})",
-            f"  {self.with_options:,} with options, {self.with_price_range:,} with a price range, median price {median}",
+            f"  {self.with_options:,} with options, {self.with_price_range:,} with a price range, median {median}",
             f"  {self.without_attributes:,} without attributes",
             f"  {self.synthetic_goals:,} synthetic goals, {self.human_goals:,} human goals",
         ]
@@ -283,6 +283,6 @@ def _judge(report: FolderReport) -> None:
     for kind, count in (("synthetic", report.synthetic_goals), ("human", report.human_goals)):
         if count <= VALIDATION_GOALS:
             report.problems.append(
-                f"only {count:,} {kind} goals: {VALIDATION_GOALS} are kept for validation, which leaves none to train on "
+                f"only {count:,} {kind} goals: {VALIDATION_GOALS} are for validation, which leaves none to train on "
                 f"(env.webshop.human_goals={'true' if kind == 'human' else 'false'} needs more products)"
             )
