@@ -1,7 +1,7 @@
 """Write the parquet shell that agent training reads.
 
 The rows say only how many tasks a step has and whether observations are text or images; the tasks themselves come from
-the environment. Nothing is downloaded. Running it again writes the same files; a file that is already right is left alone.
+the environment. Nothing is downloaded. Running it again changes nothing: a file that is right is left alone.
 
 ::
 
@@ -83,8 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--val_data_size", type=int, default=256, help="rows of test.parquet: validation tasks")
     arguments = parser.parse_args(argv)
     folder = Path(arguments.local_dir).expanduser() / arguments.mode
-    for split, name, size in (("train", "train.parquet", arguments.train_data_size),
-                              ("test", "test.parquet", arguments.val_data_size)):
+    for split, name, size in (
+        ("train", "train.parquet", arguments.train_data_size),
+        ("test", "test.parquet", arguments.val_data_size),
+    ):
         try:
             written = write_split(folder / name, arguments.mode, split, size)
         except ValueError as error:

@@ -82,8 +82,9 @@ def compose(
     """As :func:`compose_config`, with the sources of the values."""
     folder = Path(config_dir).expanduser().resolve() if config_dir is not None else CONFIG_DIR
     if not (folder / f"{config_name}.yaml").is_file():
-        raise ConfigError(f"There is no configuration file {folder / (config_name + '.yaml')}; check --config-path and "
-                          f"--config-name.")
+        raise ConfigError(
+            f"There is no configuration file {folder / (config_name + '.yaml')}; check --config-path and --config-name."
+        )
     parsed = [_parse(text) for text in overrides]
     groups = [one for one in parsed if _is_group(one)]
     values = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
@@ -110,8 +111,9 @@ def _parse(text: str) -> Override:
         (override,) = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"Cannot read {text!r} as an override: write key=value, such as trainer.total_epochs=2 "
-                          f"({reason})") from error
+        raise ConfigError(
+            f"Cannot read {text!r} as an override: write key=value, such as trainer.total_epochs=2 ({reason})"
+        ) from error
     return override
 
 
@@ -132,8 +134,11 @@ def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) ->
         value = str(override.value())
         if value not in names:
             meant = nearest(value, names)
-            raise ConfigError(f"There is no preset {value!r}; " + (f"did you mean {meant}? " if meant else "")
-                              + f"There are: {', '.join(names)}.")
+            raise ConfigError(
+                f"There is no preset {value!r}; "
+                + (f"did you mean {meant}? " if meant else "")
+                + f"There are: {', '.join(names)}."
+            )
     return selectable
 
 
@@ -258,7 +263,9 @@ def _arguments() -> argparse.ArgumentParser:
 def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     options, unknown = _arguments().parse_known_intermixed_args(list(argv))
     if unknown:
-        raise ConfigError(f"There is no option {unknown[0]}; settings are given as key=value, and --help lists options.")
+        raise ConfigError(
+            f"There is no option {unknown[0]}; settings are given as key=value, and --help lists options."
+        )
     folder = Path(options.config_path).expanduser().resolve() if options.config_path else CONFIG_DIR
     composition = compose(options.overrides, folder, options.config_name)
     informs = (options.cfg, options.info, options.help, options.hydra_help, options.version, options.shell_completion)
@@ -269,8 +276,13 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     passed = [one for one in argv if one not in options.overrides]
     passed = _without_option(passed, "--config-path", "-cp")
     passed = _without_option(passed, "--config-name", "-cn")
-    sys.argv = [sys.argv[0], *passed, *_hydra_defaults(run, options.overrides), *composition.overrides,
-                *_search_path_override(folder)]
+    sys.argv = [
+        sys.argv[0],
+        *passed,
+        *_hydra_defaults(run, options.overrides),
+        *composition.overrides,
+        *_search_path_override(folder),
+    ]
 
     def task(config: DictConfig) -> Any:
         try:

@@ -103,8 +103,10 @@ def _convert(value: Any, hint: Any, name: str, added: list[str]) -> Any:
     """``value`` as the type ``hint``; raises ConfigError where it is none."""
     if isinstance(hint, type) and is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{name} is a group of settings, got {_show(value)}; set its keys, such as "
-                              f"{name}.{next(iter(field_types(hint)))}=...")
+            raise ConfigError(
+                f"{name} is a group of settings, got {_show(value)}; set its keys, such as "
+                f"{name}.{next(iter(field_types(hint)))}=..."
+            )
         return node_from_dict(hint, value, name, added)
     try:
         return _convert_leaf(value, hint)

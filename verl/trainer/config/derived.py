@@ -42,8 +42,10 @@ def derived_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         yield "memory per rank", "unknown: the model's config.json is not on this machine"
     else:
         yield "model parameters", f"{shape.parameters / 1e6:,.1f} M"
-        yield from ((f"memory per rank, {phase}", f"{gib:.2f} GiB ({parts})")
-                    for phase, gib, parts in memory_phases(config, shape))
+        yield from (
+            (f"memory per rank, {phase}", f"{gib:.2f} GiB ({parts})")
+            for phase, gib, parts in memory_phases(config, shape)
+        )
 
 
 def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -58,7 +60,8 @@ def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield "rows (LLM calls) per training step", f"{fewest} to {most} = trajectories x 1 to {steps} agent steps"
     yield "rows per rank", f"{fewest // ranks} to {math.ceil(most / ranks)}"
     yield "tokens per row, at most", str(config.data.max_prompt_length + config.data.max_response_length)
-    yield "optimiser steps per training step", f"{updates[0]} to {updates[1]} of {actor.ppo_mini_batch_size} rows"
+    span = str(updates[0]) if updates[0] == updates[1] else f"{updates[0]} to {updates[1]}"
+    yield "optimiser steps per training step", f"{span} of {actor.ppo_mini_batch_size} rows at most"
     if config.algorithm.filter_groups.enable:
         tries = config.algorithm.filter_groups.max_num_gen_batches
         yield "rollouts per training step", f"1 to {tries} (algorithm.filter_groups)"
@@ -155,28 +158,36 @@ def shape_from_json(raw: Mapping[str, Any]) -> ModelShape:
 def memory_phases(config: PPOTrainerConfig, shape: ModelShape) -> Iterator[tuple[str, float, str]]:
     """``(phase, GiB, parts)`` per rank for the phases of a training step."""
     main, ranks = config.actor_rollout_ref, config.world_size
-    actor, rollout, fsdp = main.actor, main.rollout, main.actor.fsdp_config
+    rollout, fsdp = main.rollout, main.actor.fsdp_config
     weights = shape.parameters * _BYTES[fsdp.model_dtype] / ranks / _GIB
     optimiser = shape.parameters * _ADAM_MOMENTS_BYTES / ranks / _GIB
     reference = 0.0
     if config.uses_reference and not main.ref.fsdp_config.param_offload and main.model.lora_rank == 0:
         reference = shape.parameters * _BYTES[main.ref.fsdp_config.model_dtype] / ranks / _GIB
     tensor_parallel = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
-    engine_dtype = rollout.dtype if rollout.dtype != "auto" else ("float32" if config.trainer.device == "cpu" else "bf16")
+    engine_dtype = (
+        rollout.dtype if rollout.dtype != "auto" else ("float32" if config.trainer.device == "cpu" else "bf16")
+    )
     engine = shape.parameters * _BYTES[engine_dtype] / tensor_parallel / _GIB
     kv_token = 2 * shape.layers * shape.kv_width * _BYTES[engine_dtype] / tensor_parallel
     trained = main.model.lora_rank == 0
     kept = (0.0 if fsdp.param_offload else weights) + (0.0 if fsdp.optimizer_offload or not trained else optimiser)
-    yield ("roll out", kept + reference + engine,
-           f"trainer {kept:.2f}, reference {reference:.2f}, engine weights {engine:.2f}, and a KV cache of "
-           f"{kv_token / 1024:.1f} KiB a token")
+    yield (
+        "roll out",
+        kept + reference + engine,
+        f"trainer {kept:.2f}, reference {reference:.2f}, engine weights {engine:.2f}, and a KV cache of "
+        f"{kv_token / 1024:.1f} KiB a token",
+    )
     activations = _activations_gib(config, shape)
     gradients = weights if trained else 0.0
     total = weights + gradients + (optimiser if trained else 0.0) + reference + activations
     left = "" if rollout.free_cache_engine and config.trainer.device != "cpu" else ", and the engine stays"
-    yield ("update", total,
-           f"weights {weights:.2f}, gradients {gradients:.2f}, Adam {optimiser if trained else 0.0:.2f}, reference "
-           f"{reference:.2f}, activations {activations:.2f} for {micro_batch_tokens(config)} tokens{left}")
+    yield (
+        "update",
+        total,
+        f"weights {weights:.2f}, gradients {gradients:.2f}, Adam {optimiser if trained else 0.0:.2f}, reference "
+        f"{reference:.2f}, activations {activations:.2f} for {micro_batch_tokens(config)} tokens{left}",
+    )
 
 
 def micro_batch_tokens(config: PPOTrainerConfig) -> int:

@@ -54,15 +54,20 @@ def notices(config: PPOTrainerConfig) -> list[str]:
         lines.append("Settings without effect here: " + "; ".join(ignored))
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if _changed(config, "actor_rollout_ref.actor.clip_ratio") and None not in (
-        actor.clip_ratio_low, actor.clip_ratio_high
+        actor.clip_ratio_low,
+        actor.clip_ratio_high,
     ):
         lines.append("actor_rollout_ref.actor.clip_ratio counts only where clip_ratio_low or clip_ratio_high is null")
     if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
-        lines.append("actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with rollout.name=hf: each "
-                     "rank has an engine of its own")
+        lines.append(
+            "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with rollout.name=hf: each "
+            "rank has an engine of its own"
+        )
     if config.env.rollout.n == 1 and config.algorithm.adv_estimator in ("grpo", "gigpo", "hgpo", "rloo"):
-        lines.append(f"env.rollout.n=1 makes groups of one, in which {config.algorithm.adv_estimator} cannot compare; "
-                     "use env.rollout.n=8")
+        lines.append(
+            f"env.rollout.n=1 makes groups of one, in which {config.algorithm.adv_estimator} cannot compare; "
+            "use env.rollout.n=8"
+        )
     return lines
 
 

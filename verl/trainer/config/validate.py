@@ -1,20 +1,21 @@
 """Rules that a configuration has to meet before anything starts.
 
 Each rule yields messages that name the keys to change and values that would fit; all of them are reported together.
-What needs the disk is in ``validate_files``.
+Single numbers are in ``validate_numbers``, what needs the disk in ``validate_files``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from verl.trainer.config.errors import ConfigError, nearest
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.names import ADV_ESTIMATORS, POLICY_LOSSES, TRACKERS
 from verl.trainer.config.notices import notices
-from verl.trainer.config.schema import OptimConfig, PPOTrainerConfig
+from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
+from verl.trainer.config.validate_numbers import at_least, check_numbers, check_optim, check_sampling, check_schedule
 
 __all__ = ["notices", "validate"]
 
@@ -38,12 +39,6 @@ def validate(config: PPOTrainerConfig) -> None:
         raise ConfigError("\n  ".join([f"{len(problems)} settings do not work:", *problems]))
 
 
-def _positive(pairs: Iterable[tuple[str, float | None]], lowest: float = 1) -> Iterator[str]:
-    for key, value in pairs:
-        if value is not None and value < lowest:
-            yield f"{key}={value:g} has to be at least {lowest:g}"
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # what there is to choose from
 
@@ -59,20 +54,26 @@ def check_support(config: PPOTrainerConfig) -> Iterator[str]:
         if strategy == "megatron":
             yield f"{key}=megatron is not possible here; use {key}=fsdp"
     if not main.hybrid_engine:
-        yield "actor_rollout_ref.hybrid_engine=false is not possible here; trainer and engine share their ranks: use true"
+        yield "actor_rollout_ref.hybrid_engine=false is not possible: trainer and engine share their ranks; use true"
     if main.rollout.n != 1:
-        yield (f"{_ROLLOUT}.n={main.rollout.n} has to be 1: the group size is env.rollout.n; use {_ROLLOUT}.n=1 "
-               f"env.rollout.n={main.rollout.n}")
+        yield (
+            f"{_ROLLOUT}.n={main.rollout.n} has to be 1: the group size is env.rollout.n; use {_ROLLOUT}.n=1 "
+            f"env.rollout.n={main.rollout.n}"
+        )
     if config.reward_model.enable:
         yield "reward_model.enable=true is not possible here: rewards come from the environment; use false"
     if config.reward_model.reward_manager != "episode":
-        yield (f"reward_model.reward_manager={config.reward_model.reward_manager} is not possible here; use episode, or "
-               "custom_reward_function.path for a reward of your own")
+        yield (
+            f"reward_model.reward_manager={config.reward_model.reward_manager} is not possible here; use episode, or "
+            "custom_reward_function.path for a reward of your own"
+        )
     if config.trainer.default_hdfs_dir is not None:
         yield "trainer.default_hdfs_dir is not possible here; use null, and trainer.default_local_dir for the folder"
     contents = main.actor.checkpoint.contents
-    for key, given in ((f"{_ACTOR}.checkpoint.contents", contents),
-                       ("critic.checkpoint.contents", config.critic.checkpoint.contents)):
+    for key, given in (
+        (f"{_ACTOR}.checkpoint.contents", contents),
+        ("critic.checkpoint.contents", config.critic.checkpoint.contents),
+    ):
         missing = [one for one in ("model", "optimizer", "extra") if one not in given]
         if missing:
             yield f"{key} lacks {', '.join(missing)}, without which a run cannot be resumed; add it"
@@ -88,9 +89,12 @@ def check_names(config: PPOTrainerConfig) -> Iterator[str]:
     for key, name, known in chosen:
         if name not in known and not own:
             meant = nearest(name, known)
-            yield (f"{key}={name} is not known; " + (f"did you mean {meant}? " if meant else "")
-                   + f"There are {', '.join(known)}; a module that registers one of your own goes into "
-                   "actor_rollout_ref.model.external_lib")
+            yield (
+                f"{key}={name} is not known; "
+                + (f"did you mean {meant}? " if meant else "")
+                + f"There are {', '.join(known)}; a module that registers one of your own goes into "
+                "actor_rollout_ref.model.external_lib"
+            )
     loggers = config.trainer.logger
     for name in [loggers] if isinstance(loggers, str) else loggers:
         if name not in TRACKERS:
@@ -104,24 +108,36 @@ def check_names(config: PPOTrainerConfig) -> Iterator[str]:
 def check_batch(config: PPOTrainerConfig) -> Iterator[str]:
     """Tasks, groups and ranks."""
     data, group, ranks = config.data, config.env.rollout.n, config.world_size
-    yield from _positive([
-        ("data.train_batch_size", data.train_batch_size), ("data.val_batch_size", data.val_batch_size),
-        ("data.gen_batch_size", data.gen_batch_size), ("env.rollout.n", group), ("env.max_steps", config.env.max_steps),
-        ("trainer.nnodes", config.trainer.nnodes), ("trainer.n_gpus_per_node", config.trainer.n_gpus_per_node),
-        (f"{_ROLLOUT}.val_kwargs.n", config.actor_rollout_ref.rollout.val_kwargs.n),
-    ])
+    yield from at_least(
+        [
+            ("data.train_batch_size", data.train_batch_size),
+            ("data.val_batch_size", data.val_batch_size),
+            ("data.gen_batch_size", data.gen_batch_size),
+            ("env.rollout.n", group),
+            ("env.max_steps", config.env.max_steps),
+            ("trainer.nnodes", config.trainer.nnodes),
+            ("trainer.n_gpus_per_node", config.trainer.n_gpus_per_node),
+            (f"{_ROLLOUT}.val_kwargs.n", config.actor_rollout_ref.rollout.val_kwargs.n),
+        ]
+    )
     if data.val_batch_size is None:
-        yield ("data.val_batch_size=null: set it to the number of validation environments that run at a time, such as "
-               "data.val_batch_size=128")
+        yield (
+            "data.val_batch_size=null: set it to the number of validation environments that run at a time, such as "
+            "data.val_batch_size=128"
+        )
     if data.train_batch_size < 1 or group < 1 or ranks < 1:
         return
     episodes = data.train_batch_size * group
     if episodes % ranks:
         step = ranks // math.gcd(ranks, group)
-        fits = [size for size in (data.train_batch_size // step * step, -(-data.train_batch_size // step) * step) if size]
-        yield (f"data.train_batch_size*env.rollout.n = {data.train_batch_size}*{group} = {episodes} does not divide over "
-               f"{ranks} ranks (trainer.nnodes*trainer.n_gpus_per_node); use data.train_batch_size="
-               + " or ".join(str(size) for size in fits))
+        fits = [
+            size for size in (data.train_batch_size // step * step, -(-data.train_batch_size // step) * step) if size
+        ]
+        yield (
+            f"data.train_batch_size*env.rollout.n = {data.train_batch_size}*{group} = {episodes} does not divide over "
+            f"{ranks} ranks (trainer.nnodes*trainer.n_gpus_per_node); use data.train_batch_size="
+            + " or ".join(str(size) for size in fits)
+        )
     if config.algorithm.adv_estimator == "grpo_passk" and group < 2:
         yield "algorithm.adv_estimator=grpo_passk compares episodes of a task; use env.rollout.n=2 or more"
 
@@ -134,21 +150,29 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
     if size < 1:
         yield f"{key}={size} has to be at least 1"
     elif rollout.name == "vllm" and size > ranks:
-        yield (f"{key}={size} needs {size} ranks, but there are {ranks} "
-               f"(trainer.nnodes*trainer.n_gpus_per_node); use {key}={ranks}")
+        yield (
+            f"{key}={size} needs {size} ranks, but there are {ranks} "
+            f"(trainer.nnodes*trainer.n_gpus_per_node); use {key}={ranks}"
+        )
     elif rollout.name == "vllm" and trainer.n_gpus_per_node >= 1 and trainer.n_gpus_per_node % size:
         fits = [one for one in range(1, trainer.n_gpus_per_node + 1) if trainer.n_gpus_per_node % one == 0]
-        yield (f"{key}={size} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}; use one of "
-               f"{', '.join(map(str, fits))}")
+        yield (
+            f"{key}={size} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}; use one of "
+            f"{', '.join(map(str, fits))}"
+        )
     joins = config.ray_init.address != "local"
     if trainer.device == "cuda" and not joins:
         gpus = visible_gpus()
         if gpus == 0:
-            yield ("trainer.device=cuda, but no NVIDIA GPU is visible on this machine; use trainer.device=cpu, or "
-                   "preset=embedded for a run that fits a machine without one")
+            yield (
+                "trainer.device=cuda, but no NVIDIA GPU is visible on this machine; use trainer.device=cpu, or "
+                "preset=embedded for a run that fits a machine without one"
+            )
         elif trainer.n_gpus_per_node > gpus:
-            yield (f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine shows {gpus} GPU(s); use "
-                   f"trainer.n_gpus_per_node={gpus} and {key}={math.gcd(gpus, max(size, 1))}")
+            yield (
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine shows {gpus} GPU(s); use "
+                f"trainer.n_gpus_per_node={gpus} and {key}={math.gcd(gpus, max(size, 1))}"
+            )
 
 
 def check_micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
@@ -156,28 +180,40 @@ def check_micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
     main, critic = config.actor_rollout_ref, config.critic
     sizes = [
         (_ACTOR, "ppo_micro_batch_size", main.actor, main.actor.use_dynamic_bsz, "use_dynamic_bsz"),
-        (_ROLLOUT, "log_prob_micro_batch_size", main.rollout, main.rollout.log_prob_use_dynamic_bsz,
-         "log_prob_use_dynamic_bsz"),
+        (
+            _ROLLOUT,
+            "log_prob_micro_batch_size",
+            main.rollout,
+            main.rollout.log_prob_use_dynamic_bsz,
+            "log_prob_use_dynamic_bsz",
+        ),
     ]
     if config.uses_reference:
-        sizes.append((_REF, "log_prob_micro_batch_size", main.ref, main.ref.log_prob_use_dynamic_bsz,
-                      "log_prob_use_dynamic_bsz"))
+        sizes.append(
+            (_REF, "log_prob_micro_batch_size", main.ref, main.ref.log_prob_use_dynamic_bsz, "log_prob_use_dynamic_bsz")
+        )
     if config.uses_critic:
         sizes.append(("critic", "ppo_micro_batch_size", critic, critic.use_dynamic_bsz, "use_dynamic_bsz"))
     for node, key, values, dynamic, switch in sizes:
         total, per_rank = getattr(values, key), getattr(values, f"{key}_per_gpu")
-        yield from _positive([(f"{node}.{key}", total), (f"{node}.{key}_per_gpu", per_rank)])
+        yield from at_least([(f"{node}.{key}", total), (f"{node}.{key}_per_gpu", per_rank)])
         if dynamic:
             continue
         if total is None and per_rank is None:
-            yield (f"{node}.{key}_per_gpu is not set: use {node}.{key}_per_gpu=8 (rows per forward and rank) or "
-                   f"{node}.{switch}=true (a budget of tokens)")
+            yield (
+                f"{node}.{key}_per_gpu is not set: use {node}.{key}_per_gpu=8 (rows per forward and rank) or "
+                f"{node}.{switch}=true (a budget of tokens)"
+            )
         elif total is not None and per_rank is not None:
-            yield (f"{node}.{key}={total} and {node}.{key}_per_gpu={per_rank} exclude each other; leave out "
-                   f"{node}.{key}, which is deprecated")
+            yield (
+                f"{node}.{key}={total} and {node}.{key}_per_gpu={per_rank} exclude each other; leave out "
+                f"{node}.{key}, which is deprecated"
+            )
         elif total is not None and total % config.world_size:
-            yield (f"{node}.{key}={total} does not divide over {config.world_size} ranks; use "
-                   f"{node}.{key}_per_gpu={max(1, total // config.world_size)} instead")
+            yield (
+                f"{node}.{key}={total} does not divide over {config.world_size} ranks; use "
+                f"{node}.{key}_per_gpu={max(1, total // config.world_size)} instead"
+            )
 
 
 def check_mini_batch(config: PPOTrainerConfig) -> Iterator[str]:
@@ -187,118 +223,57 @@ def check_mini_batch(config: PPOTrainerConfig) -> Iterator[str]:
     for node, values in nodes:
         mini, total = values.ppo_mini_batch_size, values.ppo_micro_batch_size
         if mini < config.world_size:
-            yield (f"{node}.ppo_mini_batch_size={mini} is less than a row for each of the {config.world_size} ranks; "
-                   f"use {config.world_size} or more")
+            yield (
+                f"{node}.ppo_mini_batch_size={mini} is less than a row for each of the {config.world_size} ranks; "
+                f"use {config.world_size} or more"
+            )
         if total is not None and not values.use_dynamic_bsz and total > 0 and mini % total:
-            yield (f"{node}.ppo_mini_batch_size={mini} is no multiple of {node}.ppo_micro_batch_size={total}; use "
-                   f"{node}.ppo_micro_batch_size_per_gpu instead")
-        yield from _positive([(f"{node}.ppo_epochs", values.ppo_epochs)])
+            yield (
+                f"{node}.ppo_mini_batch_size={mini} is no multiple of {node}.ppo_micro_batch_size={total}; use "
+                f"{node}.ppo_micro_batch_size_per_gpu instead"
+            )
+        yield from at_least([(f"{node}.ppo_epochs", values.ppo_epochs)])
 
 
 def check_lengths(config: PPOTrainerConfig) -> Iterator[str]:
     """Prompts and responses against the engine's limits and the token budgets."""
     data, main = config.data, config.actor_rollout_ref
     rollout = main.rollout
-    yield from _positive([("data.max_prompt_length", data.max_prompt_length),
-                          ("data.max_response_length", data.max_response_length)])
+    yield from at_least(
+        [("data.max_prompt_length", data.max_prompt_length), ("data.max_response_length", data.max_response_length)]
+    )
     row = rollout.prompt_length + rollout.response_length
     named = f"data.max_prompt_length+data.max_response_length = {row}"
     context = rollout.max_model_len or row
     if context < row:
         yield f"{_ROLLOUT}.max_model_len={context} is less than {named}; use null or {row}"
     if rollout.name == "vllm" and not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < context:
-        yield (f"{_ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is less than a context of {context} "
-               f"tokens; use {context} or more, or {_ROLLOUT}.enable_chunked_prefill=true")
+        yield (
+            f"{_ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is less than a context of {context} "
+            f"tokens; use {context} or more, or {_ROLLOUT}.enable_chunked_prefill=true"
+        )
     budgets = [
         (f"{_ACTOR}.ppo_max_token_len_per_gpu", main.actor.use_dynamic_bsz, main.actor.ppo_max_token_len_per_gpu),
-        (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", rollout.log_prob_use_dynamic_bsz,
-         rollout.log_prob_max_token_len_per_gpu),
+        (
+            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+            rollout.log_prob_use_dynamic_bsz,
+            rollout.log_prob_max_token_len_per_gpu,
+        ),
     ]
     if config.uses_reference:
-        budgets.append((f"{_REF}.log_prob_max_token_len_per_gpu", main.ref.log_prob_use_dynamic_bsz,
-                        main.ref.log_prob_max_token_len_per_gpu))
+        budgets.append(
+            (
+                f"{_REF}.log_prob_max_token_len_per_gpu",
+                main.ref.log_prob_use_dynamic_bsz,
+                main.ref.log_prob_max_token_len_per_gpu,
+            )
+        )
     if config.uses_critic:
         critic = config.critic
         budgets.append(("critic.ppo_max_token_len_per_gpu", critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu))
     for key, dynamic, budget in budgets:
         if dynamic and budget < row:
             yield f"{key}={budget} is less than one row ({named}); use {row} or more"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# numbers that have to lie in a range
-
-
-def check_ranges(config: PPOTrainerConfig) -> Iterator[str]:
-    """Single numbers."""
-    algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
-    actor = config.actor_rollout_ref.actor
-    if not 0 < algorithm.gigpo.similarity_thresh < 1:
-        yield (f"algorithm.gigpo.similarity_thresh={algorithm.gigpo.similarity_thresh:g} has to lie between 0 and 1, "
-               "such as 0.95")
-    for key, value in (("algorithm.gamma", algorithm.gamma), ("algorithm.lam", algorithm.lam)):
-        if not 0 <= value <= 1:
-            yield f"{key}={value:g} has to lie in [0, 1]"
-    if actor.clip_ratio_c <= 1:
-        yield f"{_ACTOR}.clip_ratio_c={actor.clip_ratio_c:g} has to be greater than 1, such as 3.0"
-    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
-        value = getattr(actor, name)
-        if value is not None and value < 0:
-            yield f"{_ACTOR}.{name}={value:g} has to be at least 0"
-    if actor.tis_cap is not None and actor.tis_cap <= 0:
-        yield f"{_ACTOR}.tis_cap={actor.tis_cap:g} has to be greater than 0; null turns the correction off"
-    if actor.loss_scale_factor is not None and actor.loss_scale_factor <= 0:
-        yield f"{_ACTOR}.loss_scale_factor={actor.loss_scale_factor:g} has to be greater than 0, or null"
-    if rollout.do_sample and rollout.temperature <= 0:
-        yield (f"{_ROLLOUT}.temperature={rollout.temperature:g} has to be greater than 0 to sample; use 1.0, or "
-               f"{_ROLLOUT}.do_sample=false")
-    if rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature <= 0:
-        yield (f"{_ROLLOUT}.val_kwargs.temperature={rollout.val_kwargs.temperature:g} has to be greater than 0 to sample; "
-               f"use 0.4, or {_ROLLOUT}.val_kwargs.do_sample=false")
-    for key, value in ((f"{_ROLLOUT}.top_p", rollout.top_p), (f"{_ROLLOUT}.val_kwargs.top_p", rollout.val_kwargs.top_p),
-                       (f"{_ROLLOUT}.gpu_memory_utilization", rollout.gpu_memory_utilization)):
-        if not 0 < value <= 1:
-            yield f"{key}={value:g} has to lie in (0, 1]"
-    yield from _positive([(f"{_ROLLOUT}.max_num_seqs", rollout.max_num_seqs),
-                          (f"{_ROLLOUT}.max_steps_per_slice", rollout.max_steps_per_slice)])
-    yield from _positive([("env.history_length", config.env.history_length)], lowest=0)
-    if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.horizon <= 0:
-        yield f"algorithm.kl_ctrl.horizon={algorithm.kl_ctrl.horizon} has to be greater than 0, such as 10000"
-    if algorithm.filter_groups.enable:
-        yield from _positive([("algorithm.filter_groups.max_num_gen_batches",
-                               algorithm.filter_groups.max_num_gen_batches)])
-
-
-def check_optim(config: PPOTrainerConfig) -> Iterator[str]:
-    """Optimisers and schedules."""
-    nodes: list[tuple[str, OptimConfig]] = [(f"{_ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
-    if config.uses_critic:
-        nodes.append(("critic.optim", config.critic.optim))
-    for node, optim in nodes:
-        if optim.lr < 0:
-            yield f"{node}.lr={optim.lr:g} has to be at least 0"
-        if not 0 <= optim.lr_warmup_steps_ratio <= 1:
-            yield f"{node}.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g} has to lie in [0, 1]"
-        if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
-            yield f"{node}.betas={optim.betas} has to be two numbers in [0, 1), such as [0.9,0.999]"
-
-
-def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
-    """How long the run is and where it goes on."""
-    trainer = config.trainer
-    yield from _positive([
-        ("trainer.total_epochs", trainer.total_epochs), ("trainer.total_training_steps", trainer.total_training_steps),
-        ("trainer.max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep),
-        ("trainer.max_critic_ckpt_to_keep", trainer.max_critic_ckpt_to_keep),
-        ("trainer.max_nonfinite_steps", trainer.max_nonfinite_steps), ("trainer.start_timeout", trainer.start_timeout),
-        ("trainer.step_timeout", trainer.step_timeout), ("env.step_timeout", config.env.step_timeout),
-        ("env.reset_timeout", config.env.reset_timeout), ("ray_init.num_cpus", config.ray_init.num_cpus),
-    ])
-    if trainer.resume_mode == "resume_path":
-        path = trainer.resume_from_path
-        if path is None or "global_step_" not in path:
-            yield (f"trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N, got "
-                   f"{'null' if path is None else path}")
 
 
 RULES: tuple[Rule, ...] = (
@@ -309,7 +284,8 @@ RULES: tuple[Rule, ...] = (
     check_micro_batches,
     check_mini_batch,
     check_lengths,
-    check_ranges,
+    check_numbers,
+    check_sampling,
     check_optim,
     check_schedule,
     check_model,

@@ -57,8 +57,10 @@ def check_parquet(config: PPOTrainerConfig) -> Iterator[str]:
     batch = data.gen_batch_size or data.train_batch_size
     key = "data.gen_batch_size" if data.gen_batch_size else "data.train_batch_size"
     if train_rows is not None and train_rows < batch:
-        yield (f"data.train_files holds {train_rows} rows, less than one batch of {key}={batch}; write more with "
-               f"{_PREPARE} --train_data_size {batch}, or use {key}={max(train_rows, 1)}")
+        yield (
+            f"data.train_files holds {train_rows} rows, less than one batch of {key}={batch}; write more with "
+            f"{_PREPARE} --train_data_size {batch}, or use {key}={max(train_rows, 1)}"
+        )
 
 
 def _count_rows(key: str, files: str | list[str]) -> Iterator[str]:
@@ -96,8 +98,10 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
     webshop = config.env.webshop
     if "webshop" in config.env.env_name.lower() and webshop.data_dir is not None:
         if not Path(webshop.data_dir).expanduser().is_dir():
-            yield (f"env.webshop.data_dir={webshop.data_dir}: there is no such folder; use the folder with the official "
-                   "files, or null for the embedded catalogue")
+            yield (
+                f"env.webshop.data_dir={webshop.data_dir}: there is no such folder; use the folder with the official "
+                "files, or null for the embedded catalogue"
+            )
     for key, path in (
         ("data.custom_cls.path", config.data.custom_cls.path),
         ("custom_reward_function.path", config.custom_reward_function.path),

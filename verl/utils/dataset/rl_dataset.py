@@ -24,7 +24,7 @@ _PREPARE = "examples/data_preprocess/prepare.py writes one"
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor | np.ndarray]:
-    """One batch from rows: tensors are stacked, anything else becomes a one-dimensional object array of the rows' values.
+    """One batch from rows: tensors are stacked, anything else becomes a one-dimensional object array.
 
     Args:
         data_list: rows with the same keys; tensors of a key have the same shape.
@@ -45,8 +45,8 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor
 class RLHFDataset(Dataset):
     """Rows of one or more parquet files.
 
-    A row has ``input_ids``, ``attention_mask`` and ``position_ids`` (int64, ``(max_prompt_length,)``, padded on the left),
-    ``raw_prompt_ids`` (list of int, unpadded), ``raw_prompt`` (the chat), ``index`` and ``tools_kwargs`` (out of
+    A row has ``input_ids``, ``attention_mask`` and ``position_ids`` (int64, ``(max_prompt_length,)``, padded on the
+    left), ``raw_prompt_ids`` (list of int, unpadded), ``raw_prompt`` (the chat), ``index`` and ``tools_kwargs`` (out of
     ``extra_info``), ``multi_modal_data`` for images when there is a processor, and the remaining columns.
 
     Args:
@@ -74,8 +74,10 @@ class RLHFDataset(Dataset):
         except pa.ArrowInvalid as error:
             raise ValueError(f"the files {', '.join(self.data_files)} differ in their columns: {error}") from error
         if self.prompt_key not in self.table.column_names:
-            raise ValueError(f"{self.data_files[0]} has no column {self.prompt_key!r} (data.prompt_key); it has "
-                             f"{', '.join(self.table.column_names)}")
+            raise ValueError(
+                f"{self.data_files[0]} has no column {self.prompt_key!r} (data.prompt_key); it has "
+                f"{', '.join(self.table.column_names)}"
+            )
         if config.filter_overlong_prompts:
             self._filter_overlong()
 
@@ -113,21 +115,26 @@ class RLHFDataset(Dataset):
         if self.truncation == "error":
             raise ValueError(
                 f"row {item} of {', '.join(self.data_files)} has a prompt of {len(ids)} tokens, more than "
-                f"data.max_prompt_length={limit}; raise it, or use data.filter_overlong_prompts=true or data.truncation=left"
+                f"data.max_prompt_length={limit}; raise it, or use data.filter_overlong_prompts=true or "
+                "data.truncation=left"
             )
         if self.truncation == "right":
             return ids[:limit]
         if self.truncation == "middle":
             head = limit // 2
-            return ids[:head] + ids[len(ids) - (limit - head):]
+            return ids[:head] + ids[len(ids) - (limit - head) :]
         return ids[-limit:]
 
     def _filter_overlong(self) -> None:
         chats = self.table.column(self.prompt_key).to_pylist()
         keep = [len(self._prompt_ids(chat)) <= self.max_prompt_length for chat in chats]
         if not all(keep):
-            logger.warning("left out %d of %d rows whose prompt exceeds data.max_prompt_length=%d",
-                           keep.count(False), len(keep), self.max_prompt_length)
+            logger.warning(
+                "left out %d of %d rows whose prompt exceeds data.max_prompt_length=%d",
+                keep.count(False),
+                len(keep),
+                self.max_prompt_length,
+            )
             self.table = self.table.filter(pa.array(keep))
 
     def _pad_id(self) -> int:

@@ -41,8 +41,10 @@ def require(name: str) -> ModuleType:
     """
     package = PACKAGES[name]
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"trainer.logger has {name}, but the package {package} is not installed: "
-                         f"pip install {package.replace('_', '-')}, or leave it out of trainer.logger")
+        raise ValueError(
+            f"trainer.logger has {name}, but the package {package} is not installed: "
+            f"pip install {package.replace('_', '-')}, or leave it out of trainer.logger"
+        )
     return importlib.import_module(package)
 
 
@@ -110,9 +112,7 @@ class ClearMLLogger:
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any] | None) -> None:
         clearml = require("clearml")
-        self._task = clearml.Task.init(
-            project_name=project, task_name=name, continue_last_task=True, output_uri=False
-        )
+        self._task = clearml.Task.init(project_name=project, task_name=name, continue_last_task=True, output_uri=False)
         self._task.connect_configuration(dict(config or {}), name="resolved_config")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
@@ -130,12 +130,18 @@ class VemlpWandbLogger:
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any] | None) -> None:
         platform = require("vemlp_wandb")
-        missing = [key for key in ("VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY", "MLP_TRACKING_REGION")
-                   if not os.environ.get(key)]
+        missing = [
+            key
+            for key in ("VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY", "MLP_TRACKING_REGION")
+            if not os.environ.get(key)
+        ]
         if missing:
             raise ValueError(f"trainer.logger has vemlp_wandb, which needs {', '.join(missing)} in the environment")
-        platform.init(ak=os.environ["VOLC_ACCESS_KEY_ID"], sk=os.environ["VOLC_SECRET_ACCESS_KEY"],
-                      region=os.environ["MLP_TRACKING_REGION"])
+        platform.init(
+            ak=os.environ["VOLC_ACCESS_KEY_ID"],
+            sk=os.environ["VOLC_SECRET_ACCESS_KEY"],
+            region=os.environ["MLP_TRACKING_REGION"],
+        )
         self._wandb = importlib.import_module("volcengine_ml_platform.wandb")
         self._wandb.init(project=project, name=name, config=dict(config or {}), sync_tensorboard=True)
 

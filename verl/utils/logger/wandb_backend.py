@@ -59,8 +59,12 @@ class WandbLogger:
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
         arguments = dict(
-            project=project, name=name, config=dict(config or {}), dir=folder,
-            id=run_id or os.environ.get("WANDB_RUN_ID"), resume="allow",
+            project=project,
+            name=name,
+            config=dict(config or {}),
+            dir=folder,
+            id=run_id or os.environ.get("WANDB_RUN_ID"),
+            resume="allow",
         )
         self._run = self._init(arguments, mode)
         if self._run is not None and mode == "offline" and not os.environ.get("WANDB_MODE"):

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# GiGPO on WebShop: Qwen2.5-1.5B-Instruct on two GPUs, or the embedded model on a machine without one.
+#
+#   bash examples/gigpo_trainer/run_webshop.sh
+#   bash examples/gigpo_trainer/run_webshop.sh trainer.total_epochs=3 env.rollout.n=4
+#   ENGINE=hf bash examples/gigpo_trainer/run_webshop.sh
+#
+# Every argument is an override; any key of verl/trainer/config/ppo_trainer.yaml can be given. explain=true prints all
+# values with their sources and the numbers that follow, and stops.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+ENGINE=${ENGINE:-vllm}                     # rollout engine: vllm or hf
+if [[ "${1:-}" == vllm || "${1:-}" == hf ]]; then
+    ENGINE=$1
+    shift
+fi
+
+python=python3
+if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
+    python=.venv/bin/python
+fi
+ulimit -u 65536 2>/dev/null || true        # Ray starts many processes
+
+num_cpus_per_env_worker=0.1
+train_data_size=16                         # tasks per training step
+val_data_size=128                          # validation environments at a time
+val_tasks=256                              # validation tasks
+group_size=8                               # episodes per task
+mode=mean_norm                             # mean_norm | mean_std_norm
+data_dir=$HOME/data/verl-agent
+
+# The same on every machine: the algorithm, the penalty, the environment, the bookkeeping.
+recipe=(
+    algorithm.adv_estimator=gigpo
+    algorithm.gamma=0.95
+    algorithm.gigpo.step_advantage_w=1.0
+    algorithm.gigpo.mode=$mode
+    algorithm.use_kl_in_reward=False
+    data.train_files=$data_dir/text/train.parquet
+    data.val_files=$data_dir/text/test.parquet
+    data.filter_overlong_prompts=True
+    actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.kl_loss_coef=0.01
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl
+    actor_rollout_ref.actor.use_invalid_action_penalty=True
+    actor_rollout_ref.actor.invalid_action_penalty_coef=0.1
+    actor_rollout_ref.rollout.name=$ENGINE
+    actor_rollout_ref.rollout.val_kwargs.temperature=0.4
+    actor_rollout_ref.rollout.val_kwargs.do_sample=True
+    env.env_name=Webshop
+    env.seed=0
+    env.max_steps=15
+    env.resources_per_worker.num_cpus=$num_cpus_per_env_worker
+    trainer.critic_warmup=0
+    "trainer.logger=[console,wandb]"
+    trainer.project_name=verl_agent_webshop
+    trainer.nnodes=1
+    trainer.val_before_train=True
+)
+
+if nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    gpus=$(nvidia-smi -L | grep -c GPU)
+    ranks=$((gpus < 2 ? gpus : 2))
+    if ((ranks < 2)); then
+        echo "run_webshop.sh: one GPU found, running on one instead of two."
+    fi
+    sizes=(
+        data.train_batch_size=$train_data_size
+        data.val_batch_size=$val_data_size
+        data.max_prompt_length=4096
+        data.max_response_length=512
+        data.truncation=error
+        data.return_raw_chat=True
+        actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct
+        actor_rollout_ref.model.use_remove_padding=True
+        actor_rollout_ref.model.enable_gradient_checkpointing=True
+        actor_rollout_ref.actor.optim.lr=1e-6
+        actor_rollout_ref.actor.ppo_mini_batch_size=64
+        actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
+        actor_rollout_ref.actor.fsdp_config.param_offload=False
+        actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+        actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
+        actor_rollout_ref.rollout.tensor_model_parallel_size=$ranks
+        actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+        actor_rollout_ref.rollout.enable_chunked_prefill=False
+        actor_rollout_ref.rollout.enforce_eager=False
+        actor_rollout_ref.rollout.free_cache_engine=False
+        actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
+        actor_rollout_ref.ref.fsdp_config.param_offload=True
+        env.rollout.n=$group_size
+        trainer.experiment_name=gigpo_qwen2.5_1.5b
+        trainer.n_gpus_per_node=$ranks
+        trainer.total_epochs=150
+        trainer.save_freq=-1
+        trainer.test_freq=5
+    )
+else
+    echo "run_webshop.sh: no GPU found, running the embedded model on the CPU (preset=embedded)."
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+    val_tasks=128
+    train_data_size=8
+    sizes=(
+        preset=embedded
+        trainer.experiment_name=gigpo_embedded
+    )
+fi
+
+# One parquet row a task, so that an epoch is one training step whatever data.train_batch_size is.
+for override in "$@"; do
+    if [[ "$override" =~ ^data\.train_batch_size=([0-9]+)$ ]]; then
+        train_data_size=${BASH_REMATCH[1]}
+    fi
+done
+"$python" -m examples.data_preprocess.prepare --mode text --local_dir "$data_dir" \
+    --train_data_size "$train_data_size" --val_data_size "$val_tasks"
+
+exec "$python" -m verl.trainer.main_ppo "${recipe[@]}" "${sizes[@]}" "$@"

@@ -1,0 +1,111 @@
+"""The rules of a configuration about single numbers: ranges, sampling, optimisers, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from verl.trainer.config.schema import OptimConfig, PPOTrainerConfig
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def at_least(pairs: Iterable[tuple[str, float | None]], lowest: float = 1) -> Iterator[str]:
+    """One message for each value below ``lowest``; null is not looked at."""
+    for key, value in pairs:
+        if value is not None and value < lowest:
+            yield f"{key}={value:g} has to be at least {lowest:g}"
+
+
+def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
+    """Coefficients of algorithm and loss."""
+    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    if not 0 < algorithm.gigpo.similarity_thresh < 1:
+        yield (
+            f"algorithm.gigpo.similarity_thresh={algorithm.gigpo.similarity_thresh:g} has to lie between 0 and 1, "
+            "such as 0.95"
+        )
+    for key, value in (("algorithm.gamma", algorithm.gamma), ("algorithm.lam", algorithm.lam)):
+        if not 0 <= value <= 1:
+            yield f"{key}={value:g} has to lie in [0, 1]"
+    if actor.clip_ratio_c <= 1:
+        yield f"{_ACTOR}.clip_ratio_c={actor.clip_ratio_c:g} has to be greater than 1, such as 3.0"
+    yield from at_least(
+        [(f"{_ACTOR}.{name}", getattr(actor, name)) for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")],
+        lowest=0,
+    )
+    for name, instead in (("tis_cap", "null turns the correction off"), ("loss_scale_factor", "or null")):
+        value = getattr(actor, name)
+        if value is not None and value <= 0:
+            yield f"{_ACTOR}.{name}={value:g} has to be greater than 0; {instead}"
+    if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.horizon <= 0:
+        yield f"algorithm.kl_ctrl.horizon={algorithm.kl_ctrl.horizon} has to be greater than 0, such as 10000"
+    if algorithm.filter_groups.enable:
+        yield from at_least(
+            [("algorithm.filter_groups.max_num_gen_batches", algorithm.filter_groups.max_num_gen_batches)]
+        )
+
+
+def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:
+    """Sampling and the engine's limits."""
+    rollout = config.actor_rollout_ref.rollout
+    for node, values, usual in ((_ROLLOUT, rollout, 1.0), (f"{_ROLLOUT}.val_kwargs", rollout.val_kwargs, 0.4)):
+        if values.do_sample and values.temperature <= 0:
+            yield (
+                f"{node}.temperature={values.temperature:g} has to be greater than 0 to sample; use {usual}, or "
+                f"{node}.do_sample=false"
+            )
+        if not 0 < values.top_p <= 1:
+            yield f"{node}.top_p={values.top_p:g} has to lie in (0, 1]"
+        if values.top_k < 1 and values.top_k not in (-1, 0):
+            yield f"{node}.top_k={values.top_k} has to be at least 1, or -1 for all tokens"
+    if not 0 < rollout.gpu_memory_utilization <= 1:
+        yield f"{_ROLLOUT}.gpu_memory_utilization={rollout.gpu_memory_utilization:g} has to lie in (0, 1]"
+    yield from at_least(
+        [
+            (f"{_ROLLOUT}.max_num_seqs", rollout.max_num_seqs),
+            (f"{_ROLLOUT}.max_steps_per_slice", rollout.max_steps_per_slice),
+        ]
+    )
+    yield from at_least([("env.history_length", config.env.history_length)], lowest=0)
+
+
+def check_optim(config: PPOTrainerConfig) -> Iterator[str]:
+    """Optimisers and their schedules."""
+    nodes: list[tuple[str, OptimConfig]] = [(f"{_ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
+    if config.uses_critic:
+        nodes.append(("critic.optim", config.critic.optim))
+    for node, optim in nodes:
+        if optim.lr < 0:
+            yield f"{node}.lr={optim.lr:g} has to be at least 0"
+        if not 0 <= optim.lr_warmup_steps_ratio <= 1:
+            yield f"{node}.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g} has to lie in [0, 1]"
+        if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+            yield f"{node}.betas={optim.betas} has to be two numbers in [0, 1), such as [0.9,0.999]"
+
+
+def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
+    """How long the run is, how long it waits, and where it goes on."""
+    trainer, env = config.trainer, config.env
+    yield from at_least(
+        [
+            ("trainer.total_epochs", trainer.total_epochs),
+            ("trainer.total_training_steps", trainer.total_training_steps),
+            ("trainer.max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep),
+            ("trainer.max_critic_ckpt_to_keep", trainer.max_critic_ckpt_to_keep),
+            ("trainer.max_nonfinite_steps", trainer.max_nonfinite_steps),
+            ("trainer.start_timeout", trainer.start_timeout),
+            ("trainer.step_timeout", trainer.step_timeout),
+            ("env.step_timeout", env.step_timeout),
+            ("env.reset_timeout", env.reset_timeout),
+            ("env.num_workers", env.num_workers),
+            ("ray_init.num_cpus", config.ray_init.num_cpus),
+        ]
+    )
+    if trainer.resume_mode == "resume_path":
+        path = trainer.resume_from_path
+        if path is None or "global_step_" not in path:
+            yield (
+                f"trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N, got "
+                f"{'null' if path is None else path}"
+            )

@@ -1,0 +1,1 @@
+"""Datasets read from parquet files."""
