@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from agent_system.environments.env_package.webshop.index_build import IndexBuilder
 from agent_system.environments.env_package.webshop.nouns import NounSource
-from agent_system.environments.env_package.webshop.records import Product
+from agent_system.environments.env_package.webshop.records import Product, RecordError
 from agent_system.environments.env_package.webshop.search import SearchIndex
 from agent_system.environments.env_package.webshop.sources import ProductSource
 from agent_system.environments.env_package.webshop.storage import (
@@ -39,6 +39,7 @@ FORMAT_VERSION = 1
 _TEXT_COLUMNS = ("asin", "title", "description", "price_tag", "main_image", "nouns", "detail", "instructions")
 _CODED_COLUMNS = ("category", "query", "product_category")
 _CACHED_PRODUCTS = 2048
+_BAR_FROM = 5000  # products; smaller catalogues are built in a second or two
 
 
 class CodedColumn:
@@ -216,11 +217,15 @@ def index_text(product: Product) -> str:
     return " ".join([product.title, product.description, product.bullets[0], options]).lower()  # type: ignore[list-item]
 
 
-def _tolerant_index_text(product: Product) -> str:
-    if product.title is None or product.description is None or not product.bullets:
+def _searchable(product: Product, strict: bool) -> str:
+    """:func:`index_text`, nulls as empty texts; or in strict reading the original's errors, named."""
+    if not strict:
         product.title, product.description = product.title or "", product.description or ""
         product.bullets = product.bullets or [""]
-    return index_text(product)
+    try:
+        return index_text(product)
+    except (TypeError, IndexError) as error:
+        raise RecordError(f"product {product.asin} cannot be indexed ({error})", type(error).__name__) from error
 
 
 def _write(folder: Path, source: ProductSource, noun_source: NounSource) -> dict[str, Any]:
@@ -230,10 +235,14 @@ def _write(folder: Path, source: ProductSource, noun_source: NounSource) -> dict
     index = IndexBuilder(folder)
     prices, price_counts = array("d"), bytearray()
     asins: list[str] = []
-    bar = tqdm(source.products(), total=source.expected, desc=f"building {source.name}", unit=" products", mininterval=2)
+    hidden = source.expected is not None and source.expected < _BAR_FROM
+    bar = tqdm(
+        source.products(), total=source.expected, desc=f"building {source.name}", unit=" products", mininterval=1,
+        disable=hidden,
+    )  # fmt: skip
     for products in _batches(bar, 512):
         for product, nouns in zip(products, noun_source.many([p.title or "" for p in products]), strict=True):
-            index.add(index_text(product) if source.strict else _tolerant_index_text(product))
+            index.add(_searchable(product, source.strict))
             _append(texts, coded, product, nouns)
             prices.extend((product.prices[0], product.prices[-1]))
             price_counts.append(len(product.prices))

@@ -28,7 +28,7 @@ _NOT_NOUNS = frozenset(
 )
 
 
-class RuleNouns:
+class LexiconNouns:
     """Words that are no function words."""
 
     key = "rule 1"
@@ -55,8 +55,8 @@ class TableNouns:
 def noun_source(name: str) -> NounSource:
     """The source that ``env.webshop.noun_source`` names."""
     if name in ("auto", "lexicon"):
-        return RuleNouns()
+        return LexiconNouns()
     path = Path(name).expanduser()
     if path.is_file():
-        return TableNouns(json.loads(path.read_text(encoding="utf-8")), RuleNouns())
+        return TableNouns(json.loads(path.read_text(encoding="utf-8")), LexiconNouns())
     raise ValueError(f"env.webshop.noun_source must be auto, lexicon, spacy or the path of a JSON file, got {name!r}")

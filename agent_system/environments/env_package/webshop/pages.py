@@ -80,14 +80,16 @@ class Page:
         return found
 
     def as_text(self) -> str:
-        """Mode ``text``: stripped nodes in one line."""
-        return SEPARATOR.join([node.text.strip() for node in self.nodes])
+        """Mode ``text``: stripped nodes in one line. (An option without text can be clicked but not seen.)"""
+        return SEPARATOR.join([node.text.strip() for node in self.nodes if node.text])
 
     def as_rich_text(self, url: str, visited: Collection[str]) -> str:
         """Mode ``text_rich``: one line a node, buttons marked, clicked ones told at the top."""
         clicked: list[str] = []
         lines: list[str] = []
         for node in self.nodes:
+            if not node.text:
+                continue
             if node.kind is Kind.TEXT:
                 lines.append(node.text)
             elif node.kind is Kind.BUTTON:

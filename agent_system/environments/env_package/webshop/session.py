@@ -46,10 +46,13 @@ class ShopSession:
     are ``search[words]`` and ``click[text]``. Anything else leaves the page as it is.
     """
 
-    def __init__(self, server: ShopServer, *, mode: str = "text", seed: int | None = None) -> None:
+    def __init__(self, server: ShopServer, *, mode: str = "text", rng: random.Random | None = None) -> None:
+        """``rng`` draws random goals and ``<r>`` searches; None seeds one from the system."""
+        if mode not in MODES:
+            raise ValueError(f"observation mode must be one of {', '.join(MODES)}, got {mode!r}")
         self.server = server
         self.mode = mode
-        self.rng = random.Random(seed)
+        self.rng = random.Random() if rng is None else rng
         self.session_id = ""
         self.goal_index = 0
         self.done = False
@@ -94,9 +97,9 @@ class ShopSession:
             if session_id is None:
                 session_id = "".join(self.rng.choices(string.ascii_lowercase, k=10))
             goal_index = goals.pick(self.rng)
-        elif not 0 <= goal_index < len(goals):
-            raise ValueError(f"goal index {goal_index} is outside 0 to {len(goals) - 1}")
-        self.goal_index = int(goal_index)
+        else:
+            goal_index = self.server.check_goal_index(goal_index)
+        self.goal_index = goal_index
         self.session_id = str(self.goal_index) if session_id is None else session_id
         if self.server.assigned_instruction_text is not None:
             goals.set_text(self.goal_index, self.server.assigned_instruction_text)
@@ -152,7 +155,7 @@ class ShopSession:
             return self._page.as_html()
         if mode == "url":
             return self.url
-        raise ValueError(f"observation mode must be one of {', '.join(MODES)}, got {mode!r}")
+        raise ValueError(f"a page renders as one of {', '.join(MODES)}, not {mode!r}")
 
     # Page changes. Every url is built as the original's, because it decides below which page one is on.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import random
 import threading
 from collections import OrderedDict
@@ -19,12 +20,30 @@ from agent_system.environments.env_package.webshop.goals import (
 from agent_system.environments.env_package.webshop.nouns import noun_source
 from agent_system.environments.env_package.webshop.options import ShopOptions
 from agent_system.environments.env_package.webshop.reward import Reward, score_purchase
-from agent_system.environments.env_package.webshop.sources import source_of
+from agent_system.environments.env_package.webshop.sources import ProductFiles, source_of
 
 logger = logging.getLogger(__name__)
 
 _RANDOM_RESULTS = 50
 _CACHED_SEARCHES = 4096
+_KEPT_SESSIONS = 16384
+
+
+class SessionGoals:
+    """Which goal a session name stands for: kept for the most recent names, so that memory stays bounded."""
+
+    def __init__(self, limit: int = _KEPT_SESSIONS) -> None:
+        self._limit = limit
+        self._goals: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, name: str) -> int | None:
+        return self._goals.get(name)
+
+    def put(self, name: str, goal: int) -> None:
+        self._goals[name] = goal
+        self._goals.move_to_end(name)
+        if len(self._goals) > self._limit:
+            self._goals.popitem(last=False)
 
 
 class ShopServer:
@@ -34,9 +53,21 @@ class ShopServer:
         self.catalogue = catalogue
         self.goals = goals
         self.options = ShopOptions() if options is None else options
+        self.session_goals = SessionGoals()
         self.assigned_instruction_text: str | None = None
         self._searches: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
+
+    def check_goal_index(self, index: int) -> int:
+        """``index`` as a Python integer.
+
+        Raises:
+            ValueError: there is no such goal.
+        """
+        index = operator.index(index)
+        if not 0 <= index < len(self.goals):
+            raise ValueError(f"goal index {index} is outside 0 to {len(self.goals) - 1}")
+        return index
 
     def search(self, query: str, rng: random.Random) -> np.ndarray:
         """Rows that a query finds, best first.
@@ -93,10 +124,11 @@ class ShopServer:
         )
 
 
-def open_catalogue(options: ShopOptions) -> Catalogue:
-    """The catalogue that options name, built if this machine has none yet."""
+def open_catalogue(options: ShopOptions, files: ProductFiles | None = None) -> Catalogue:
+    """The catalogue that options (or ``files``) name, built if this machine has none yet."""
     nouns = noun_source(options.noun_source)
-    return Catalogue.build(source_of(options), options.cache_path, noun_source=nouns, timeout=options.build_timeout)
+    source = source_of(options, files)
+    return Catalogue.build(source, options.cache_path, noun_source=nouns, timeout=options.build_timeout)
 
 
 def load_shop(webshop_config: Any = None, *, goal_seed: int | None = None, **overrides: Any) -> ShopServer:

@@ -62,28 +62,72 @@ class ProductSource:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ProductFiles:
+    """The three files of a shop."""
+
+    products: Path
+    attributes: Path
+    human: Path
+
+    @classmethod
+    def in_folder(cls, folder: Path, use_small: bool) -> ProductFiles:
+        """The official names in ``folder``.
+
+        Raises:
+            ValueError: one is missing; the message says which and what to change.
+        """
+        names = SMALL_FILES if use_small else FULL_FILES
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            other = FULL_FILES if use_small else SMALL_FILES
+            hint = ""
+            if all((folder / name).is_file() for name in other):
+                hint = f" (the other set is there: {PREFIX}.use_small={str(not use_small).lower()} reads it)"
+            raise ValueError(
+                f"{PREFIX}.data_dir={folder} lacks {', '.join(missing)}{hint}; "
+                "examples/data_preprocess/webshop_data.py fetches and checks the official files, and without "
+                f"{PREFIX}.data_dir the embedded shop is used"
+            )
+        return cls(*(folder / name for name in names))
+
+    @classmethod
+    def beside(cls, products: str | Path, attributes: str | Path | None, human: str | Path | None) -> ProductFiles:
+        """A product file with the others given or, under their official names, in the same folder."""
+        products = Path(products).expanduser()
+        names = SMALL_FILES if products.name == SMALL_FILES[0] else FULL_FILES
+        found = cls(
+            products,
+            products.parent / names[1] if attributes is None else Path(attributes).expanduser(),
+            products.parent / names[2] if human is None else Path(human).expanduser(),
+        )
+        missing = [str(path) for path in (found.products, found.attributes, found.human) if not path.is_file()]
+        if missing:
+            raise ValueError(f"the shop needs {', '.join(missing)}; give file_path, attr_path and human_attr_path")
+        return found
+
+
 class OfficialFiles(ProductSource):
-    """The three official files of a folder."""
+    """Products of three files in the official schema, read one record at a time."""
 
     def __init__(
         self,
-        data_dir: str | Path,
+        files: ProductFiles,
         cache_dir: str | Path,
         *,
-        use_small: bool = True,
         num_products: int | None = None,
         strict: bool = False,
         human_goals: bool = False,
     ) -> None:
-        self.paths = find_files(Path(data_dir).expanduser(), use_small)
-        digests = [file_digest(path, Path(cache_dir)) for path in self.paths]
+        self.files = files
+        digests = [file_digest(path, Path(cache_dir)) for path in (files.products, files.attributes, files.human)]
         mode = f"strict human={human_goals}" if strict else "tolerant"
         key = f"files {' '.join(digests)} products {num_products} {mode}"
-        super().__init__(str(self.paths[0]), key, num_products, num_products, strict, human_goals)
+        super().__init__(str(files.products), key, num_products, num_products, strict, human_goals)
 
     def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
-        products, attributes, human = self.paths
-        return iter_array(products), dict(iter_object(attributes)), dict(iter_object(human))
+        files = self.files
+        return iter_array(files.products), dict(iter_object(files.attributes)), dict(iter_object(files.human))
 
 
 class EmbeddedProducts(ProductSource):
@@ -126,40 +170,19 @@ class GivenProducts(ProductSource):
         return self._data
 
 
-def source_of(options: ShopOptions) -> ProductSource:
-    """The source that ``options`` name."""
-    if options.data_dir is None:
+def source_of(options: ShopOptions, files: ProductFiles | None = None) -> ProductSource:
+    """The source that ``options`` name, or that of ``files``."""
+    if files is None and options.data_dir is None:
         return EmbeddedProducts(options.num_products, options.seed)
+    if files is None:
+        files = ProductFiles.in_folder(Path(str(options.data_dir)).expanduser(), options.use_small)
     return OfficialFiles(
-        options.data_dir,
+        files,
         options.cache_path,
-        use_small=options.use_small,
         num_products=options.num_products,
         strict=options.original_quirks,
         human_goals=options.human_goals,
     )
-
-
-def find_files(folder: Path, use_small: bool) -> tuple[Path, Path, Path]:
-    """Product, attribute and human instruction file in ``folder``.
-
-    Raises:
-        ValueError: one is missing; the message says which and what to change.
-    """
-    names = SMALL_FILES if use_small else FULL_FILES
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        other = FULL_FILES if use_small else SMALL_FILES
-        hint = ""
-        if all((folder / name).is_file() for name in other):
-            hint = f"; the other set is there: set {PREFIX}.use_small={not use_small}".lower()
-        raise ValueError(
-            f"{PREFIX}.data_dir={folder} lacks {', '.join(missing)}{hint}. "
-            "examples/data_preprocess/webshop_data.py fetches and checks the official files; without "
-            f"{PREFIX}.data_dir the embedded shop is used"
-        )
-    first, second, third = (folder / name for name in names)
-    return first, second, third
 
 
 def file_digest(path: Path, cache_dir: Path) -> str:

@@ -1,0 +1,50 @@
+"""Shops built from the catalogue that the golden data were recorded on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from webshop_golden import golden, golden_table
+
+from agent_system.environments.env_package.webshop.catalogue import Catalogue
+from agent_system.environments.env_package.webshop.goals import GoalSeeding, build_goals
+from agent_system.environments.env_package.webshop.options import ShopOptions
+from agent_system.environments.env_package.webshop.shop import ShopServer
+from agent_system.environments.env_package.webshop.sources import GivenProducts
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("webshop-cache")
+
+
+@pytest.fixture(scope="session")
+def golden_catalogue(cache_dir: Path) -> Catalogue:
+    source = GivenProducts(
+        golden("catalogue.json"), golden("attributes.json"), golden("human_ins.json"), strict=True, human_goals=True
+    )
+    return Catalogue.build(source, cache_dir, noun_source=golden_table())
+
+
+@pytest.fixture(scope="session")
+def golden_shop(golden_catalogue: Catalogue) -> Callable[..., tuple[ShopServer, random.Random]]:
+    """``golden_shop(variant)``: the shop of a goal list variant, and its generator as the original's would stand."""
+
+    def make(variant: str, **options: Any) -> tuple[ShopServer, random.Random]:
+        entry = golden("golden_goals.json")["variants"][variant]
+        rng = random.Random()
+        kwargs = entry["constructor_kwargs"]
+        if entry["impl"] == "va":
+            seeding = GoalSeeding.verl_agent(kwargs["seed"])
+        else:
+            seeding = GoalSeeding(before=entry["py_random_seed_before_constructor"])
+        goals = build_goals(
+            golden_catalogue, entry["human_goals"], seeding=seeding, rng=rng, limit=kwargs.get("limit_goals")
+        )
+        shop_options = ShopOptions(human_goals=entry["human_goals"], original_quirks=True, **options)
+        return ShopServer(golden_catalogue, goals, shop_options), rng
+
+    return make
