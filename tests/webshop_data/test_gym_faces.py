@@ -1,0 +1,77 @@
+"""gym and gymnasium: both checkers pass, and an episode through either is the text environment's."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_system.environments.env_package.webshop import gym_faces
+from agent_system.environments.env_package.webshop.session import ShopServer, load_shop
+from agent_system.environments.env_package.webshop.text_env import WebAgentTextEnv
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> ShopServer:
+    return load_shop({"num_products": 200, "cache_dir": str(tmp_path_factory.mktemp("cache"))})
+
+
+def api_of(library: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        api = pytest.importorskip(library)
+    gym_faces.register()
+    return api
+
+
+@pytest.mark.parametrize("library", gym_faces.LIBRARIES)
+def test_the_environment_checker_passes(library: str, shop: ShopServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = api_of(library)
+    if not hasattr(np, "bool8"):
+        monkeypatch.setattr(np, "bool8", np.bool_, raising=False)  # gym's checker names it, NumPy 2 dropped it
+    env = api.make(gym_faces.ENVIRONMENT_ID, server=shop, observation_mode="text")
+    check = importlib.import_module(f"{library}.utils.env_checker").check_env
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(env.unwrapped, skip_render_check=True)
+    assert [str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)] == []
+
+
+@pytest.mark.parametrize("library", gym_faces.LIBRARIES)
+def test_an_episode_is_the_text_environments(library: str, shop: ShopServer) -> None:
+    api = api_of(library)
+    env = api.make(gym_faces.ENVIRONMENT_ID, server=shop, observation_mode="text", disable_env_checker=True)
+    plain = WebAgentTextEnv("text", server=shop)
+    observation, info = env.reset(options={"session": 7})
+    assert observation == plain.reset(session=7)[0]
+    assert info["available_actions"] == plain.get_available_actions()
+    assert shop.goals[7].instruction_text in info["instruction_text"]
+    for action in ("search[soft shirt]", "think", "click[next >]", "click[back to search]", "search[hoodie]"):
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert (observation, reward, terminated) == plain.step(action)[:3] and not truncated
+    asin = info["available_actions"]["clickables"][2]
+    env.step(f"click[{asin}]")
+    plain.step(f"click[{asin}]")
+    observation, reward, terminated, _, _ = env.step("click[buy now]")
+    assert (observation, reward, terminated) == plain.step("click[buy now]")[:3] and terminated
+    env.close()
+
+
+@pytest.mark.parametrize("library", gym_faces.LIBRARIES)
+def test_seeds_fix_the_goal(library: str, shop: ShopServer) -> None:
+    api_of(library)
+    env = gym_faces.environment_class(library)(server=shop, observation_mode="text", render_mode="ansi")
+    first = [env.reset(seed=seed)[0] for seed in range(6)]
+    assert first == [env.reset(seed=seed)[0] for seed in range(6)] and len(set(first)) > 1
+    assert "[button] Search [button_]" in env.render()
+    with pytest.raises(ValueError, match="ansi"):
+        gym_faces.environment_class(library)(server=shop, render_mode="human")
+
+
+def test_registering_twice_is_harmless_and_other_libraries_are_refused() -> None:
+    assert gym_faces.register() == gym_faces.register()
+    with pytest.raises(ValueError, match="gymnasium and gym"):
+        gym_faces.environment_class("other")
