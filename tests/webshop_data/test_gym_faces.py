@@ -15,8 +15,13 @@ from agent_system.environments.env_package.webshop.text_env import WebAgentTextE
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> ShopServer:
-    return load_shop({"num_products": 200, "cache_dir": str(tmp_path_factory.mktemp("cache"))})
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {"num_products": 200, "cache_dir": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="module")
+def shop(arguments: dict[str, Any]) -> ShopServer:
+    return load_shop(arguments)
 
 
 def api_of(library: str) -> Any:
@@ -28,11 +33,13 @@ def api_of(library: str) -> Any:
 
 
 @pytest.mark.parametrize("library", gym_faces.LIBRARIES)
-def test_the_environment_checker_passes(library: str, shop: ShopServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_checker_passes(
+    library: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = api_of(library)
     if not hasattr(np, "bool8"):
         monkeypatch.setattr(np, "bool8", np.bool_, raising=False)  # gym's checker names it, NumPy 2 dropped it
-    env = api.make(gym_faces.ENVIRONMENT_ID, server=shop, observation_mode="text")
+    env = api.make(gym_faces.ENVIRONMENT_ID, observation_mode="text", **arguments)
     check = importlib.import_module(f"{library}.utils.env_checker").check_env
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
