@@ -16,6 +16,7 @@ from agent_system.environments.env_package.webshop.options import ShopOptions
 from agent_system.environments.env_package.webshop.shop import ShopServer
 from agent_system.environments.env_package.webshop.sources import GivenProducts
 
+
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("webshop-cache")

@@ -20,7 +20,7 @@ def test_reward(case: dict, golden_catalogue: Catalogue) -> None:
     assert row is not None
     goal = Goal(**case["goal"])
 
-    def score():  # noqa: ANN202 - a thunk for both branches
+    def score():
         nouns = golden_table().many([golden_catalogue.title(row), goal.name])
         return score_purchase(
             golden_catalogue.product(row), goal, price=case["price"], options=case["options"],
@@ -28,7 +28,9 @@ def test_reward(case: dict, golden_catalogue: Catalogue) -> None:
         )  # fmt: skip
 
     if "error" in case:
-        with pytest.raises({"TypeError": TypeError, "ZeroDivisionError": ZeroDivisionError}[case["error"].split(":")[0]]):
+        with pytest.raises(
+            {"TypeError": TypeError, "ZeroDivisionError": ZeroDivisionError}[case["error"].split(":")[0]]
+        ):
             score()
         return
     reward = score()

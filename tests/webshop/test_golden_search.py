@@ -46,7 +46,9 @@ def test_ranking(case: dict, golden_catalogue: Catalogue, golden_shop: Callable)
     server, _ = golden_shop("orig_pyseed233_human0")
     rng = random.Random(case.get("py_random_seed_before"))
     if "error" in case:
-        expected = {"IndexError": IndexError, "TypeError": TypeError}.get(case["error"].split(":")[0], TooManyTermsError)
+        expected = {"IndexError": IndexError, "TypeError": TypeError}.get(
+            case["error"].split(":")[0], TooManyTermsError
+        )
         with pytest.raises(expected):
             server.search(case["query"], rng)
         return

@@ -18,9 +18,11 @@ from agent_system.environments.env_package.webshop.porter import stem
 
 MAX_TOKEN_LENGTH = 255  # UTF-16 code units; longer tokens are cut
 
-STOP_WORDS = frozenset(
-    ["a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with"]
-)
+_STOP_WORD_LIST = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
+to was will with
+"""
+STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 
 _ASCII_TOKEN = re.compile(
     r"[A-Za-z0-9_]+(?:(?:(?<=[A-Za-z])[.':](?=[A-Za-z])|(?<=[0-9])[.',;](?=[0-9]))[A-Za-z0-9_]+)*"

@@ -1,7 +1,7 @@
 """The catalogue of a shop: products and search index in memory-mapped files, built once per machine.
 
-A built catalogue is keyed by the content of its source data and the settings that shape it. Processes that open it share
-its pages; what is private to a process is a cache of recently shown products and a search buffer of eight bytes per
+A built catalogue is keyed by the content of its source data and the settings that shape it. Processes that open it
+share its pages; private to a process are a cache of recently shown products and a search buffer of eight bytes per
 product.
 """
 
@@ -84,6 +84,7 @@ class Catalogue:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.key: str = manifest["key"]
+        self.content: str = manifest["content"]  # digest of the products alone
         self.report: list[str] = manifest["report"]
         self.num_products: int = manifest["products"]
         self._texts = {name: TextColumn(folder, name) for name in _TEXT_COLUMNS}
@@ -235,6 +236,7 @@ def _write(folder: Path, source: ProductSource, noun_source: NounSource) -> dict
     index = IndexBuilder(folder)
     prices, price_counts = array("d"), bytearray()
     asins: list[str] = []
+    content = hashlib.sha256()
     hidden = source.expected is not None and source.expected < _BAR_FROM
     bar = tqdm(
         source.products(), total=source.expected, desc=f"building {source.name}", unit=" products", mininterval=1,
@@ -243,7 +245,7 @@ def _write(folder: Path, source: ProductSource, noun_source: NounSource) -> dict
     for products in _batches(bar, 512):
         for product, nouns in zip(products, noun_source.many([p.title or "" for p in products]), strict=True):
             index.add(_searchable(product, source.strict))
-            _append(texts, coded, product, nouns)
+            _append(texts, coded, product, nouns, content)
             prices.extend((product.prices[0], product.prices[-1]))
             price_counts.append(len(product.prices))
             asins.append(product.asin)
@@ -257,12 +259,24 @@ def _write(folder: Path, source: ProductSource, noun_source: NounSource) -> dict
     report = source.report.lines()
     for line in report:
         logger.info("%s: %s", source.name, line)
-    return {"products": len(asins), "index": details, "report": report, "source": source.name, "source_key": source.key}
+    return {
+        "content": content.hexdigest()[:32],
+        "products": len(asins),
+        "index": details,
+        "report": report,
+        "source": source.name,
+        "source_key": source.key,
+    }
 
 
 def _append(
-    texts: dict[str, TextColumnWriter], coded: dict[str, _CodedColumnWriter], product: Product, nouns: list[str]
+    texts: dict[str, TextColumnWriter],
+    coded: dict[str, _CodedColumnWriter],
+    product: Product,
+    nouns: list[str],
+    content: hashlib._Hash,
 ) -> None:
+    """Write one product; ``content`` takes in what of it can change an episode, but not its nouns."""
     instructions: dict[str, Any] = {}
     if product.instruction is not None:
         instructions["text"] = product.instruction
@@ -287,8 +301,11 @@ def _append(
     }
     for name, text in values.items():
         texts[name].append(text)
+    values.update({name: getattr(product, name) or "" for name in _CODED_COLUMNS})
     for name in _CODED_COLUMNS:
-        coded[name].append(getattr(product, name) or "")
+        coded[name].append(values[name])
+    hashed = [values[name] for name in sorted(values) if name not in ("nouns", "main_image")]
+    content.update("\0".join(hashed).encode("utf-8", "surrogatepass"))
 
 
 def _batches(items: Iterable[Product], size: int) -> Iterable[list[Product]]:

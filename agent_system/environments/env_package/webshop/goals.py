@@ -106,13 +106,15 @@ class GoalSet:
         variants: np.ndarray,
         caps: np.ndarray,
         weights: np.ndarray,
+        cumulative: np.ndarray | None = None,
     ) -> None:
+        """``cumulative``: :func:`cumulative_weights` of ``weights``, made when first needed if not given."""
         self.catalogue = catalogue
         self.human = human
         self.prices = prices
         self.rows, self.variants, self.caps, self.weights = rows, variants, caps, weights
         self._texts: dict[int, str] = {}
-        self._cumulative: np.ndarray | None = None
+        self._cumulative = cumulative
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -158,10 +160,10 @@ class GoalSet:
             self._cumulative = cumulative_weights(self.weights)
         return weighted_pick(self._cumulative, rng)
 
-    def digest(self, validation: int | None = None) -> str:
-        """SHA-256 (first 16 hex digits) over the goals in order and where validation ends."""
+    def digest(self, num_validation: int) -> str:
+        """SHA-256 (first 16 hex digits) over the products, the goals in order and where validation ends."""
         digest = hashlib.sha256()
-        digest.update(f"{len(self)} {validation} {self.human} {self.catalogue.key}".encode())
+        digest.update(f"{len(self)} {num_validation} {self.human} {self.catalogue.content}".encode())
         for array in (self.rows, self.variants, self.caps):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
@@ -235,7 +237,13 @@ def build_goals(
 def _keep(goals: GoalSet, kept: list[int]) -> GoalSet:
     at = np.asarray(kept, dtype=np.int64)
     return GoalSet(
-        goals.catalogue, goals.human, goals.prices, goals.rows[at], goals.variants[at], goals.caps[at], goals.weights[at]
+        goals.catalogue,
+        goals.human,
+        goals.prices,
+        goals.rows[at],
+        goals.variants[at],
+        goals.caps[at],
+        goals.weights[at],
     )
 
 

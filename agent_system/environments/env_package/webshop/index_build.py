@@ -1,8 +1,8 @@
 """Building the inverted index: postings of every term, grouped by term, written without holding them all in memory.
 
 Documents are the catalogue's rows. A posting is a row (int32) and an *impact code* (uint16 or uint32): the number of
-the pair (term frequency, coded document length) when all pairs that occur are sorted by BM25 impact, so a larger code is
-a larger score whatever the query. See :mod:`.search` for the formula.
+the pair (term frequency, coded document length) when all pairs that occur are sorted by BM25 impact, so a larger code
+is a larger score whatever the query. See :mod:`.search` for the formula.
 """
 
 from __future__ import annotations

@@ -23,9 +23,11 @@ class NounSource(Protocol):
 
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
-_NOT_NOUNS = frozenset(
-    ["a", "all", "an", "and", "any", "are", "as", "at", "be", "but", "by", "each", "for", "from", "has", "have", "in", "into", "is", "it", "its", "more", "no", "non", "not", "of", "off", "on", "one", "or", "out", "over", "per", "so", "than", "that", "the", "their", "this", "to", "two", "up", "very", "with", "without", "you", "your"]
-)
+_FUNCTION_WORDS = """
+a all an and any are as at be but by each for from has have in into is it its more no non not of off on one or
+out over per so than that the their this to two up very with without you your
+"""
+_NOT_NOUNS = frozenset(_FUNCTION_WORDS.split())
 
 
 class LexiconNouns:

@@ -130,6 +130,4 @@ def score_purchase(
     option_matches = count_options(options.values(), wanted)
     count = len(goal.attributes) + len(wanted) + 1
     total = (attribute_matches + option_matches + int(price_kept)) / count * type_match.r_type
-    return Reward(
-        total, type_match, attribute_matches, len(goal.attributes), option_matches, len(wanted), price_kept
-    )
+    return Reward(total, type_match, attribute_matches, len(goal.attributes), option_matches, len(wanted), price_kept)

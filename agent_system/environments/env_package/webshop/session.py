@@ -42,8 +42,8 @@ class _State:
 class ShopSession:
     """One shopper.
 
-    ``reset(goal_index)`` gives the first observation, ``step(action)`` gives observation, reward, done and info; actions
-    are ``search[words]`` and ``click[text]``. Anything else leaves the page as it is.
+    ``reset(goal_index)`` gives the first observation, ``step(action)`` gives observation, reward, done and info.
+    Actions are ``search[words]`` and ``click[text]``; anything else leaves the page as it is.
     """
 
     def __init__(self, server: ShopServer, *, mode: str = "text", rng: random.Random | None = None) -> None:

@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 
 from agent_system.environments.env_package.webshop.catalogue import Catalogue
-from agent_system.environments.env_package.webshop.goals import (
-    GoalSeeding,
-    GoalSet,
-    build_goals,
-)
+from agent_system.environments.env_package.webshop.goal_store import GoalSplit, open_goals, split_goals
+from agent_system.environments.env_package.webshop.goals import GoalSeeding, GoalSet
 from agent_system.environments.env_package.webshop.nouns import noun_source
 from agent_system.environments.env_package.webshop.options import ShopOptions
 from agent_system.environments.env_package.webshop.reward import Reward, score_purchase
@@ -57,6 +54,28 @@ class ShopServer:
         self.assigned_instruction_text: str | None = None
         self._searches: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
+        self._split: GoalSplit | None = None
+        self._workers: dict[int, ShopServer] = {}
+
+    @property
+    def split(self) -> GoalSplit:
+        """Which goals are for validation and which for training."""
+        if self._split is None:
+            self._split = split_goals(self.goals, self.options.validation_goals)
+        return self._split
+
+    def for_worker(self, seed: int) -> ShopServer:
+        """The shop with the goal list of a worker's seed under ``compat_seeding``; else this shop."""
+        if not self.options.compat_seeding:
+            return self
+        with self._lock:
+            shop = self._workers.get(seed)
+            if shop is None:
+                goals = _open_goals(self.catalogue, self.options, GoalSeeding.verl_agent(seed))
+                shop = ShopServer(self.catalogue, goals, self.options)
+                shop._searches, shop._lock = self._searches, self._lock
+                self._workers[seed] = shop
+        return shop
 
     def check_goal_index(self, index: int) -> int:
         """``index`` as a Python integer.
@@ -131,24 +150,33 @@ def open_catalogue(options: ShopOptions, files: ProductFiles | None = None) -> C
     return Catalogue.build(source, options.cache_path, noun_source=nouns, timeout=options.build_timeout)
 
 
-def load_shop(webshop_config: Any = None, *, goal_seed: int | None = None, **overrides: Any) -> ShopServer:
+def load_shop(webshop_config: Any = None, **overrides: Any) -> ShopServer:
     """The shop of a config.
 
     Args:
         webshop_config: ``env.webshop`` (dataclass, mapping or any object with its names); missing names take defaults.
-        goal_seed: seed of this worker, used with ``compat_seeding`` alone (default 0).
         overrides: options that win over the config's.
+
+    Raises:
+        ValueError: a setting or a data file cannot be used; the message says which.
     """
     options = ShopOptions.from_config(webshop_config, **overrides)
     catalogue = open_catalogue(options)
-    seeding = None
     if options.compat_seeding:
-        goal_seed = 0 if goal_seed is None else goal_seed
         logger.warning(
-            "env.webshop.compat_seeding: goals are shuffled with seed %d for this worker, as verl-agent does; validation "
-            "goals of one worker are training goals of another",
-            goal_seed,
+            "env.webshop.compat_seeding: goals are shuffled per worker seed, as verl-agent does; validation goals of "
+            "one worker are training goals of another, so scores on them do not measure generalisation"
         )
-        seeding = GoalSeeding.verl_agent(goal_seed)
-    goals = build_goals(catalogue, options.human_goals, seeding=seeding, rng=random.Random(), limit=options.limit_goals)
-    return ShopServer(catalogue, goals, options)
+        return ShopServer(catalogue, _open_goals(catalogue, options, GoalSeeding.verl_agent(0)), options)
+    return ShopServer(catalogue, _open_goals(catalogue, options, None), options)
+
+
+def _open_goals(catalogue: Catalogue, options: ShopOptions, seeding: GoalSeeding | None) -> GoalSet:
+    return open_goals(
+        catalogue,
+        options.human_goals,
+        options.cache_path,
+        seeding=seeding,
+        limit=options.limit_goals,
+        timeout=options.build_timeout,
+    )
