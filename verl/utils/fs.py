@@ -92,8 +92,7 @@ def resolve_package_path(uri: str, key: str = "path") -> str:
     # A namespace package has several roots behind one object, which finds the right one when a child is asked for.
     path = Path(str(resource))
     if not path.exists():
-        where = f"{package!r} has no {relative!r}" if not str(path).count(".zip") else f"{package!r} is inside an archive"
-        raise FileNotFoundError(f"{key}={uri}: {where} ({path})")
+        raise FileNotFoundError(f"{key}={uri}: the package {package!r} has no {relative!r} on disk ({path})")
     return str(path.resolve())
 
 
@@ -117,9 +116,10 @@ def copy_to_shm(
         if target.exists() and not always_recopy and _listing(target) == _listing(source):
             return str(target)
         _remove(target)
-        needed, free = sum(size for _, size, _ in _listing(source)), shutil.disk_usage(folder).free
+        needed = sum(size for _, size, _ in _listing(source)) / 2**30
+        free = shutil.disk_usage(folder).free / 2**30
         if needed > free:
-            logger.warning("use_shm: %s needs %.1f GiB and %s has %.1f free", source, needed / 2**30, root, free / 2**30)
+            logger.warning("use_shm: %s needs %.1f GiB but %s has %.1f GiB free", source, needed, root, free)
             return str(source)
         staging = Path(tempfile.mkdtemp(dir=folder))
         try:

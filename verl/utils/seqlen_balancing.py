@@ -109,9 +109,7 @@ def greedy_partition(seqlen_list: Sequence[int], k_partitions: int, equal_size: 
     return partitions
 
 
-def get_seqlen_balanced_partitions(
-    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
-) -> list[list[int]]:
+def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """Indices of ``seqlen_list`` in ``k_partitions`` sets of nearly equal sums; indices within a set ascend.
 
     Args:
@@ -147,7 +145,7 @@ def partition_by_token_budget(
         return []
     longest = max(int(length) for length in lengths)
     if longest > max_tokens:
-        raise ValueError(f"a row of {longest} tokens exceeds the budget of {max_tokens}; set {key} to {longest} or more")
+        raise ValueError(f"a row has {longest} tokens, the budget is {max_tokens}; set {key} to {longest} or more")
     total = sum(int(length) for length in lengths)
     count = min(max(ceildiv(total, max_tokens), min_partitions, 1), len(lengths))
     while True:
@@ -215,4 +213,5 @@ def rearrange_micro_batches(
 
 
 def _collective_device(group: dist.ProcessGroup) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    on_gpu = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -130,9 +130,7 @@ DISPATCH_MODE_FN_REGISTRY: dict[Dispatch, dict[str, Callable]] = {
         dispatch_fn=dispatch_dp_compute_data_proto_with_func, collect_fn=collect_dp_compute_data_proto
     ),
     Dispatch.DP_COMPUTE_METRIC: _modes(dispatch_fn=dispatch_dp_compute_data_proto, collect_fn=collect_dp_compute),
-    Dispatch.DIRECT_ROLLOUT_METHOD: _modes(
-        dispatch_fn=dummy_direct_rollout_call, collect_fn=dummy_direct_rollout_call
-    ),
+    Dispatch.DIRECT_ROLLOUT_METHOD: _modes(dispatch_fn=dummy_direct_rollout_call, collect_fn=dummy_direct_rollout_call),
 }
 
 _EXECUTE_MODE_FN_REGISTRY: dict[Execute, dict[str, str]] = {

@@ -41,9 +41,7 @@ def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **k
     ``_padding_size_key`` of the keyword arguments. All padded arguments must have the same number of rows.
     """
     lengths = {
-        len(value)
-        for value in (*args, *kwargs.values())
-        if isinstance(value, DataProto) and value.is_padding_enabled()
+        len(value) for value in (*args, *kwargs.values()) if isinstance(value, DataProto) and value.is_padding_enabled()
     }
     assert len(lengths) <= 1, f"arguments that may be padded must be equally long, got {sorted(lengths)} rows"
     length = lengths.pop() if lengths else 0
@@ -89,7 +87,8 @@ def dispatch_dp_compute(worker_group: WorkerGroup, *args: Any, **kwargs: Any) ->
         assert isinstance(value, (tuple, list)) and len(value) == worker_group.world_size, (
             f"every argument must be a list of {worker_group.world_size} elements, one for each worker"
         )
-    return args, kwargs
+    split_args, split_kwargs = _map_arguments(list, args, kwargs)
+    return tuple(split_args), split_kwargs
 
 
 def collect_dp_compute(worker_group: WorkerGroup, output: list) -> list:

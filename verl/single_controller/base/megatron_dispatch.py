@@ -50,7 +50,9 @@ def _spread(worker_group: Any, parts: int, part_of_rank: Callable[[int], int], a
 def dispatch_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
     """Every argument has one element per data-parallel rank; all ranks of one replica get the same."""
     parts = data_parallel_parts(worker_group)
-    return _spread(worker_group, parts, lambda rank: worker_group.get_megatron_rank_info(rank=rank).dp_rank, args, kwargs)
+    return _spread(
+        worker_group, parts, lambda rank: worker_group.get_megatron_rank_info(rank=rank).dp_rank, args, kwargs
+    )
 
 
 def collect_compute(worker_group: Any, output: list) -> list:

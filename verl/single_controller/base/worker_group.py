@@ -12,6 +12,7 @@ from typing import Any
 from verl.single_controller.base.decorator import (
     MAGIC_ATTR,
     Dispatch,
+    Execute,
     get_predefined_dispatch_fn,
     get_predefined_execute_fn,
 )
@@ -138,6 +139,8 @@ class WorkerGroup:
                 )
             mode = rules["dispatch_mode"]
             functions = get_predefined_dispatch_fn(mode) if isinstance(mode, Dispatch) else mode
+            if mode is Dispatch.ONE_TO_ALL and rules["execute_mode"] is Execute.RANK_ZERO:
+                functions = get_predefined_dispatch_fn(Dispatch.RANK_ZERO)  # there is one worker to give arguments to
             execute_fn_name = get_predefined_execute_fn(rules["execute_mode"])["execute_fn_name"]
             call = func_generator(
                 self,

@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import psutil
@@ -70,7 +69,16 @@ DEFAULT_CALL_TIMEOUT = 6 * 3600.0
 # Seconds within which the death of an actor is certain to be seen by a probe.
 _PROBE_SECONDS = 0.2
 
-_PLACE_VARIABLES = ("WORLD_SIZE", "RANK", "WG_PREFIX", "WG_BACKEND", "RAY_LOCAL_WORLD_SIZE", "RAY_LOCAL_RANK")
+_PLACE_VARIABLES = (
+    "WORLD_SIZE",
+    "RANK",
+    "WG_PREFIX",
+    "WG_BACKEND",
+    "RAY_LOCAL_WORLD_SIZE",
+    "RAY_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_RANK",
+)
 
 
 def func_generator(
@@ -178,7 +186,7 @@ class RayWorkerGroup(WorkerGroup):
         for group_index, local_world_size in enumerate(pool.store):
             assert local_world_size <= groups[group_index].bundle_count, "a placement group is smaller than its node"
             for local_rank in range(local_world_size):
-                name = f"{self.name_prefix}{type(self).__name__}_{self.role}_{group_index}:{local_rank}"
+                name = f"{self.name_prefix}{ray_cls.worker_class.__name__}_{group_index}:{local_rank}"
                 options: dict[str, Any] = {
                     "name": name,
                     "runtime_env": {
@@ -326,7 +334,7 @@ class RayWorkerGroup(WorkerGroup):
         """
         world_size = len(self._workers)
         values = (*args, *kwargs.values())
-        if values and all(isinstance(value, (list, tuple)) and len(value) == world_size for value in values):
+        if values and all(isinstance(value, list) and len(value) == world_size for value in values):
             if all(element is value[0] for value in values for element in value):
                 same = {key: value[0] for key, value in kwargs.items()}
                 return self.execute_ranks_async(range(world_size), method_name, *(arg[0] for arg in args), **same)
@@ -346,7 +354,9 @@ class RayWorkerGroup(WorkerGroup):
         """Same as :meth:`execute_all_async`."""
         return self.execute_all_async(method_name, *args, **kwargs)
 
-    def get(self, refs: ray.ObjectRef | Sequence[ray.ObjectRef], method: str = "call", timeout: float | None = None) -> Any:
+    def get(
+        self, refs: ray.ObjectRef | Sequence[ray.ObjectRef], method: str = "call", timeout: float | None = None
+    ) -> Any:
         """The answers behind references of this group's calls; failures name role and rank like those of calls."""
         return self._wait(refs, method, timeout=timeout)
 

@@ -47,7 +47,7 @@ def end_actors(
     if not ray.is_initialized():
         return
     family = _with_children(processes)
-    if grace_seconds > 0:
+    if workers and grace_seconds > 0:
         # An actor that leaves answers this with an error; one that is stuck does not answer.
         farewells = [worker.__ray_terminate__.remote() for worker in workers]
         ray.wait(farewells, num_returns=len(farewells), timeout=grace_seconds)

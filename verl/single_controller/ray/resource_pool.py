@@ -53,8 +53,8 @@ class RayResourcePool(ResourcePool):
         use_gpu: every process gets an accelerator; otherwise only a token share of a CPU, so that any number of
             processes fits a small machine.
         name_prefix: start of the placement groups' names (random when empty).
-        max_colocate_count: how many worker groups may share a process slot; each worker takes ``1 / max_colocate_count``
-            of its accelerator.
+        max_colocate_count: how many worker groups may share a process slot; each of their workers takes
+            ``1 / max_colocate_count`` of its accelerator.
         detached: the pool outlives the driver.
         accelerator_type: a Ray accelerator type that the nodes must have.
         start_timeout: seconds to wait for the resources.
@@ -78,6 +78,7 @@ class RayResourcePool(ResourcePool):
         self.accelerator_type = accelerator_type
         self.start_timeout = start_timeout
         self._users = 0
+        self._parts: list[RayResourcePool] = []  # the pools that a merged pool borrows from
 
     def bundle(self, device_name: str = "cuda") -> dict[str, float]:
         """What one process slot asks Ray for."""
@@ -117,9 +118,9 @@ class RayResourcePool(ResourcePool):
             for group in groups:
                 remove_placement_group(group)
             raise TimeoutError(
-                f"waited {self.start_timeout:g} s for {self.store} process slots of {bundle} each; free in the cluster: "
-                f"{_readable(ray.available_resources())}. Stop what else runs on it, or lower trainer.n_gpus_per_node / "
-                "trainer.nnodes"
+                f"waited {self.start_timeout:g} s for {self.store} process slots, each {bundle} ; free in the cluster: "
+                f"{_readable(ray.available_resources())}. Stop what else runs on it, or lower "
+                "trainer.n_gpus_per_node / trainer.nnodes"
             ) from None
         self.pgs = sort_placement_group_by_node_ip(groups)
         return self.pgs
@@ -138,11 +139,15 @@ class RayResourcePool(ResourcePool):
     def acquire(self) -> None:
         """Count one more worker group that lives in this pool."""
         self._users += 1
+        for part in self._parts:
+            part.acquire()
 
     def release(self) -> None:
         """Count one less; the last one gives the resources back."""
         self._users = max(0, self._users - 1)
-        if self._users == 0:
+        for part in self._parts:
+            part.release()
+        if self._users == 0 and not self._parts:
             self.shutdown()
 
     def shutdown(self) -> None:
@@ -177,7 +182,7 @@ def extract_pg_from_exist(
     wanted = sorted(enumerate(resource_pool.store), key=lambda item: item[1], reverse=True)
     if len(by_size) < len(wanted) or any(g.bundle_count < n for g, (_, n) in zip(by_size, wanted, strict=False)):
         sizes = [group.bundle_count for group in by_size]
-        raise ValueError(f"process slots {resource_pool.store} do not fit the placement groups of {src_role_names}: {sizes}")
+        raise ValueError(f"slots {resource_pool.store} do not fit the placement groups of {src_role_names}: {sizes}")
     chosen = {node: group for (node, _), group in zip(wanted, by_size, strict=False)}
     return [chosen[node] for node in range(len(wanted))]
 
@@ -197,6 +202,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
         rp1.accelerator_type,
         rp1.start_timeout,
     )
+    merged._parts = [rp1, rp2]
     merged.pgs = rp1.get_placement_groups() + rp2.get_placement_groups()
     return merged
 
@@ -224,7 +230,7 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         self._additional_resource = additional_resource
 
     def update_options(self, options: dict[str, Any]) -> None:
-        """Ray actor options (``name``, ``lifetime``, ``runtime_env``, …); ``env_vars`` are added to those given before."""
+        """Ray actor options (``name``, ``lifetime``, ``runtime_env``, …); ``env_vars`` add up."""
         merged = {**self._options, **options}
         if "runtime_env" in self._options and "runtime_env" in options:
             old, new = self._options["runtime_env"], options["runtime_env"]
@@ -247,8 +253,8 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         ``extra_options`` are this actor's own options, e.g. its name and rank.
         """
         ticket = RayClassWithInitArgs(self.cls)
-        ticket.update_options(extra_options or {})
         ticket.update_options(self._options)
+        ticket.update_options(extra_options or {})
         options = ticket._options
         if sharing_with is not None:
             node_id = ray.get(sharing_with.get_node_id.remote(), timeout=60)
