@@ -305,7 +305,10 @@ class RayPPOTrainer:
         seconds = timer.finish()
         metrics["training/global_step"] = self.global_steps
         metrics["training/epoch"] = (self.global_steps - 1) // len(self.train_dataloader)
-        metrics.update(compute_data_metrics(batch=rows, use_critic=self.use_critic))
+        data = self.config.data
+        metrics.update(
+            compute_data_metrics(rows, self.use_critic, data.max_prompt_length, data.max_response_length)
+        )
         metrics.update(compute_timing_metrics(batch=rows, timing_raw=seconds))
         metrics.update(compute_throughout_metrics(batch=rows, timing_raw=seconds, n_gpus=self.world_size))
         self.tracker.log(metrics, step=self.global_steps)
