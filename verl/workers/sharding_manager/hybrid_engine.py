@@ -158,14 +158,19 @@ class HybridEngine:
 
 
 def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
-    """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, free (CPU: rss)."""
+    """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, used, free (CPU: rss).
+
+    `used` and `free` are the driver's view of the device. `allocated` and `reserved` are torch's, and count the engine's
+    pool even while it sleeps.
+    """
     key = f"perf/memory_gb/{border}"
     if device.type != "cuda":
         return {f"{key}/rss": psutil.Process().memory_info().rss / 2**30}
-    free, _ = torch.cuda.mem_get_info(device)
+    free, total = torch.cuda.mem_get_info(device)
     return {
         f"{key}/allocated": torch.cuda.memory_allocated(device) / 2**30,
         f"{key}/reserved": torch.cuda.memory_reserved(device) / 2**30,
+        f"{key}/used": (total - free) / 2**30,
         f"{key}/free": free / 2**30,
     }
 
