@@ -1,0 +1,221 @@
+"""The site: a person's clicks are an agent's actions, everything is escaped, bad requests get an answer."""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Chromium, find_chromium
+from flask.testing import FlaskClient
+from werkzeug.serving import make_server
+
+from agent_system.environments.env_package.webshop.expert import ScriptedExpert
+from agent_system.environments.env_package.webshop.projection import project_action
+from agent_system.environments.env_package.webshop.session import ShopServer, ShopSession, load_shop
+from agent_system.environments.env_package.webshop.site import create_app
+from agent_system.environments.env_package.webshop.site.art import draw
+from agent_system.environments.env_package.webshop.site.visits import VisitStore
+
+NASTY = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> ShopServer:
+    return load_shop({"num_products": 400, "cache_dir": str(tmp_path_factory.mktemp("cache"))})
+
+
+@pytest.fixture
+def client(shop: ShopServer) -> FlaskClient:
+    return create_app(shop, seed=0).test_client()
+
+
+def begin(client: FlaskClient, goal: int | str = 3) -> str:
+    answer = client.post("/start", data={"goal": str(goal)})
+    assert answer.status_code == 303
+    return answer.headers["Location"]
+
+
+def do(client: FlaskClient, url: str, **form: str) -> str:
+    answer = client.post(f"{url}/act", data=form, follow_redirects=True)
+    assert answer.status_code == 200
+    return answer.get_data(as_text=True)
+
+
+def expert_actions(shop: ShopServer, goal: int) -> tuple[list[str], float]:
+    """A purchase by actions: what was done and the score."""
+    session, expert = ShopSession(shop), ScriptedExpert(0)
+    page, done, score, actions = session.reset(goal), False, 0.0, []
+    while not done:
+        action, _ = project_action(expert.act(page, session.available_actions()))
+        page, score, done, _ = session.step(action)
+        actions.append(action)
+    return actions, score
+
+
+@pytest.mark.parametrize("goal", [3, 11, 50, 222])
+def test_a_purchase_by_forms_scores_as_by_actions(shop: ShopServer, client: FlaskClient, goal: int) -> None:
+    actions, score = expert_actions(shop, goal)
+    url = begin(client, goal)
+    page = ""
+    for action in actions:
+        if action.startswith("search["):
+            page = do(client, url, query=action[len("search[") : -1])
+        else:
+            offered = [html.unescape(value) for value in re.findall(r'name="action" value="([^"]*)"', page)]
+            assert action in offered, "the page has a button for every action the agent took"
+            page = do(client, url, action=action)
+    assert f'data-score="{score}"' in page
+    assert page.count('<li class="met">') + page.count('<li class="missed">') == page.count('class="sort"')
+    if score == 1.0:
+        assert "A perfect purchase" in page and 'class="missed"' not in page
+
+
+def test_pages_show_what_the_session_shows(shop: ShopServer, client: FlaskClient) -> None:
+    url, session = begin(client), ShopSession(shop)
+    session.reset(3)
+    page = do(client, url, query="soft shirt")
+    session.step("search[soft shirt]")
+    for text in session.render("text").split(" [SEP] "):
+        assert html.escape(text, quote=False) in page or html.escape(text) in page
+    asin = session.available_actions()["clickables"][2]
+    page = do(client, url, action=f"click[{asin}]")
+    session.step(f"click[{asin}]")
+    for text in session.available_actions()["clickables"]:
+        assert f'value="click[{html.escape(text)}]"' in page
+    for name in ("description", "features", "reviews"):
+        page = do(client, url, action=f"click[{name}]")
+        session.step(f"click[{name}]")
+        for text in session.render("text").split(" [SEP] "):
+            assert html.escape(text) in page or text in page
+        do(client, url, action="click[< prev]")
+        session.step("click[< prev]")
+
+
+def test_chosen_options_are_shown_and_tint_the_picture(shop: ShopServer, client: FlaskClient) -> None:
+    goal = next(i for i, goal in enumerate(shop.goals) if "color" in goal.goal_options)
+    wanted = shop.goals[goal]
+    url = begin(client, goal)
+    do(client, url, query=f"<q> {wanted.query}")
+    page = do(client, url, query=wanted.name)
+    page = do(client, url, action=f"click[{wanted.asin.lower()}]")
+    assert 'class="pill chosen"' not in page
+    colour = wanted.goal_options["color"]
+    page = do(client, url, action=f"click[{colour}]")
+    assert page.count('class="pill chosen"') == 1 and f"/art/{wanted.asin}/{colour}.svg" in page
+    picture = client.get(f"/art/{wanted.asin}/{colour}.svg")
+    assert picture.mimetype == "image/svg+xml" and picture.data != client.get(f"/art/{wanted.asin}.svg").data
+
+
+@pytest.mark.parametrize(
+    "query",
+    [NASTY, "{{ 7 * 7 }}", "' OR 1=1 --", "unclosed [ bracket", "a]b", "search[x]", "x" * 100_000, "", "\n", "🙂 ✓", "<r>"],
+)
+def test_any_query_is_just_text(client: FlaskClient, query: str) -> None:
+    page = do(client, begin(client), query=query)
+    assert "<script" not in page and "49" not in re.sub(r"\$?\d+\.\d+", "", page.split("<aside")[1].split("</aside>")[0])
+    assert "Total results" in page
+
+
+def test_actions_that_are_not_possible_change_nothing(client: FlaskClient) -> None:
+    url = begin(client)
+    for action in ("", "click[buy now]", "click[b000000000]", NASTY, "think", "click[" + "x" * 5000 + "]"):
+        page = do(client, url, action=action)
+        assert "What would you like to find?" in page and "0 steps" in page and "<script" not in page
+
+
+def test_markup_in_the_data_is_shown_as_text(tmp_path: Path) -> None:
+    from agent_system.environments.env_package.webshop import generator
+    from agent_system.environments.env_package.webshop.official_files import file_sha256
+
+    paths = generator.write_dataset(tmp_path / "data", 40, 0)
+    text = paths[0].read_text("utf-8")
+    paths[0].write_text(text.replace('"name": "', f'"name": "{NASTY} 🙂 '), encoding="utf-8")
+    assert file_sha256(paths[0])
+    shop = load_shop({"data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache")})
+    client = create_app(shop).test_client()
+    url = begin(client, 0)
+    page = do(client, url, query="script")
+    assert NASTY not in page and html.escape(NASTY) in page
+    asin = re.findall(r"click\[(b0\w+)\]", page)[0]
+    page = do(client, url, action=f"click[{asin}]")
+    assert NASTY not in page and html.escape(NASTY) in page
+    page = do(client, url, action="click[buy now]")
+    assert NASTY not in page and "data-score" in page
+
+
+def test_bad_requests_get_a_page_that_says_what_is_wrong(shop: ShopServer, client: FlaskClient) -> None:
+    assert client.get("/shop/nobody").status_code == 404
+    assert client.post("/shop/nobody/act").status_code == 404
+    assert client.get("/nowhere").status_code == 404
+    assert client.get("/start").status_code == 405
+    answer = client.post("/start", data={"goal": "999999"})
+    assert answer.status_code == 400 and f"0 to {len(shop.goals) - 1}" in answer.get_data(as_text=True)
+    answer = client.post("/start", data={"goal": NASTY})
+    assert answer.status_code == 400 and NASTY not in answer.get_data(as_text=True)
+    assert client.post(begin(client) + "/act", data={"query": "x" * (2 << 20)}).status_code == 413
+    assert client.get(f"/art/{NASTY}.svg").status_code in (200, 404)
+
+
+def test_every_answer_forbids_scripts(client: FlaskClient) -> None:
+    for path in ("/", begin(client), "/art/B0.svg", "/nowhere", "/static/style.css"):
+        assert client.get(path).headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+def test_old_visits_make_room(shop: ShopServer) -> None:
+    store = VisitStore(shop, limit=3)
+    visits = [store.open(0) for _ in range(3)]
+    assert store.get(visits[0].token) is visits[0]
+    store.open(1)
+    assert len(store) == 3 and store.get(visits[0].token) and store.get(visits[1].token) is None
+
+
+def test_pictures_are_the_same_every_time_and_hold_no_text_of_the_data() -> None:
+    assert draw("B01", "shoes", "sandals", "red") == draw("B01", "shoes", "sandals", "red")
+    assert draw("B01", "shoes", "sandals", "red") != draw("B01", "shoes", "sandals", "blue")
+    assert "<script" not in draw(NASTY, NASTY, NASTY, NASTY) and "&" not in draw(NASTY, NASTY, NASTY)
+
+
+@pytest.fixture
+def served(shop: ShopServer) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, create_app(shop, seed=0), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join(timeout=5)
+
+
+def start_in(browser: Chromium, served: str, goal: int) -> None:
+    browser.open(served)
+    browser.type("#goal", str(goal))
+    browser.press_enter()
+
+
+def click_action(browser: Chromium, action: str) -> None:
+    """What a person does for one action: types a query, or clicks the button or card."""
+    if action.startswith("search["):
+        browser.type("input[name=query]", action[len("search[") : -1])
+        browser.press_enter()
+    else:
+        browser.click(f'button[value="{action}"]')
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium or Chrome is installed")
+def test_a_person_with_a_browser_scores_as_an_agent(shop: ShopServer, served: str, tmp_path: Path) -> None:
+    program: Any = find_chromium()
+    goal = next(i for i in range(len(shop.goals)) if len(shop.goals[i].goal_options) == 2)
+    actions, score = expert_actions(shop, goal)
+    with Chromium(program, tmp_path / "profile") as browser:
+        start_in(browser, served, goal)
+        assert browser.evaluate("document.querySelector('.task p').innerText") == shop.goals[goal].instruction_text
+        for action in actions:
+            click_action(browser, action)
+        assert float(browser.evaluate("document.querySelector('#score').dataset.score")) == score
+        shown = browser.evaluate("[...document.querySelectorAll('details ol li')].map(e => e.textContent)")
+        assert shown == actions
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
