@@ -7,6 +7,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).resolve().parent
+GYM_FACES = "agent_system.environments.env_package.webshop.gym_faces"
 PACKAGES = ("verl", "agent_system", "gigpo")
 DATA = (
     "*.yaml",
@@ -48,5 +49,9 @@ setup(
     package_data={"": list(DATA)},
     include_package_data=False,
     install_requires=[*requirements("requirements.txt"), "torch>=2.11"],
+    entry_points={  # gym.make and gymnasium.make know WebAgentTextEnv-v0 without an import
+        "gymnasium.envs": [f"__root__ = {GYM_FACES}:register_gymnasium"],
+        "gym.envs": [f"__root__ = {GYM_FACES}:register_gym"],
+    },
     extras_require={"gpu": requirements("requirements/gpu.txt"), "test": requirements("requirements/dev.txt")},
 )
