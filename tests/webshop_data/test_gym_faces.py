@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -76,6 +78,16 @@ def test_seeds_fix_the_goal(library: str, shop: ShopServer) -> None:
     assert "[button] Search [button_]" in env.render()
     with pytest.raises(ValueError, match="ansi"):
         gym_faces.environment_class(library)(server=shop, render_mode="human")
+
+
+def test_gymnasium_finds_it_by_module_name(arguments: dict[str, Any]) -> None:
+    code = (
+        "import gymnasium\n"
+        f"env = gymnasium.make({gym_faces.__name__ + ':' + gym_faces.ENVIRONMENT_ID!r}, **{arguments!r})\n"
+        "env.reset(seed=1)\n"
+        "assert env.step('search[shirt]')[2:4] == (False, False)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
 def test_registering_twice_is_harmless_and_other_libraries_are_refused() -> None:

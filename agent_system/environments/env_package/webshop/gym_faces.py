@@ -1,14 +1,16 @@
 """``WebAgentTextEnv-v0`` for gym and for gymnasium: the text environment behind today's five-tuple API.
 
     import gymnasium
-    from agent_system.environments.env_package.webshop import gym_faces
-    gym_faces.register()
+    import agent_system.environments.env_package.webshop.gym_faces
     env = gymnasium.make("WebAgentTextEnv-v0", observation_mode="text", num_products=1000)
     observation, info = env.reset(options={"session": 5})
 
+Importing this module registers with those of the two libraries that are imported already, :func:`register` with all that
+are installed. The import can be left out: ``gymnasium.make("<this module>:WebAgentTextEnv-v0")``, and gym itself finds the
+environment through an entry point of this package.
+
 Observations and actions are texts; no finite character set covers what product data may hold, so the spaces here take
-any text. ``reset(seed=...)`` seeds the draw of the goal; the goal list itself does not depend on it. Neither library is
-imported before it is asked for. The four-tuple of old is :class:`.text_env.WebAgentTextEnv` itself.
+any text. ``reset(seed=...)`` seeds the draw of the goal; the goal list itself does not depend on it. The four-tuple of old is :class:`.text_env.WebAgentTextEnv` itself.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import random
+import sys
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -173,3 +176,11 @@ def _spaces(api: ModuleType) -> tuple[type, type]:
             return f"click[{_SAMPLE_CLICKS[int(self.np_random.integers(len(_SAMPLE_CLICKS)))]}]"
 
     return AnyText, ShopAction
+
+
+for _library in LIBRARIES:
+    if _library in sys.modules:
+        try:
+            register_with(_library)
+        except ImportError:  # the library is being imported at this moment; its entry point registers
+            continue
