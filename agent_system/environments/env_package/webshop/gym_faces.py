@@ -5,12 +5,13 @@
     env = gymnasium.make("WebAgentTextEnv-v0", observation_mode="text", num_products=1000)
     observation, info = env.reset(options={"session": 5})
 
-Importing this module registers with those of the two libraries that are imported already, :func:`register` with all that
-are installed. The import can be left out: ``gymnasium.make("<this module>:WebAgentTextEnv-v0")``, and gym itself finds the
-environment through an entry point of this package.
+Importing this module registers with those of the two libraries that are imported already, :func:`register` with all
+that are installed. The import can be left out: ``gymnasium.make("<this module>:WebAgentTextEnv-v0")``, and gym itself
+finds the environment through an entry point of this package.
 
 Observations and actions are texts; no finite character set covers what product data may hold, so the spaces here take
-any text. ``reset(seed=...)`` seeds the draw of the goal; the goal list itself does not depend on it. The four-tuple of old is :class:`.text_env.WebAgentTextEnv` itself.
+any text. ``reset(seed=...)`` seeds the draw of the goal; the goal list itself does not depend on it. The four-tuple of
+old is :class:`.text_env.WebAgentTextEnv` itself.
 """
 
 from __future__ import annotations
