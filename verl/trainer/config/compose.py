@@ -11,6 +11,7 @@ import argparse
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,19 +90,17 @@ def compose(
     groups = [one for one in parsed if _is_group(one)]
     values = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
     has_presets = _check_groups(groups, folder, config_name)
-    base = _compose(folder, config_name, [str(one.input_line) for one in groups])
-    known = set(_keys(base))
+    changed = (folder / f"{config_name}.yaml").stat().st_mtime_ns
+    known, already, preset = _base(folder, config_name, tuple(str(one.input_line) for one in groups), changed)
     ready, added = _check_values(values, known)
     ready = [str(one.input_line) for one in parsed if one not in values] + ready
-    already = [str(key) for key in base.get("added_keys") or []]
     if added:
         ready.append(f"++added_keys=[{','.join([*already, *added])}]")
-    preset = str(base.get("preset", "none")) if has_presets else "none"
     return Composition(
         config=_compose(folder, config_name, ready),
         overrides=ready,
         typed_keys=frozenset(leaf for one in values for leaf in _override_leaves(one)),
-        preset_keys=frozenset(_preset_keys(preset)),
+        preset_keys=frozenset(_preset_keys(preset) if has_presets else ()),
         source_file=f"{config_name}.yaml",
     )
 
@@ -144,12 +143,30 @@ def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) ->
 
 def _defaults_text(path: Path) -> str:
     """The defaults list of a YAML file as text; empty where it has none."""
-    tree = OmegaConf.load(path)
-    defaults = tree.get("defaults") if isinstance(tree, DictConfig) else None
-    return OmegaConf.to_yaml(defaults) if defaults is not None else ""
+    found = re.search(r"^defaults:[^\n]*\n((?:[ \t#-][^\n]*\n|\n)*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found.group(1) if found else ""
 
 
-def _check_values(values: Sequence[Override], known: set[str]) -> tuple[list[str], list[str]]:
+@functools.lru_cache(maxsize=64)
+def _base(
+    folder: Path, config_name: str, groups: tuple[str, ...], changed: int
+) -> tuple[frozenset[str], tuple[str, ...], str]:
+    """What a configuration holds before values are set: its keys, its added keys and its preset.
+
+    Args:
+        folder, config_name: the base file.
+        groups: overrides that choose files, such as ``preset=embedded``.
+        changed: modification time of the base file, so that an edited file is read again.
+    """
+    base = _compose(folder, config_name, groups)
+    return (
+        frozenset(_keys(base)),
+        tuple(str(key) for key in base.get("added_keys") or []),
+        str(base.get("preset", "none")),
+    )
+
+
+def _check_values(values: Sequence[Override], known: frozenset[str]) -> tuple[list[str], list[str]]:
     """Overrides as Hydra takes them, and the names of the keys they add.
 
     ``+key=`` on a key that exists sets it: scripts written when the key was not in the YAML keep working.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from verl.trainer.config import machine
 from verl.trainer.config.errors import ConfigError, nearest
-from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.names import ADV_ESTIMATORS, POLICY_LOSSES, TRACKERS
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
@@ -162,7 +162,7 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
         )
     joins = config.ray_init.address != "local"
     if trainer.device == "cuda" and not joins:
-        gpus = visible_gpus()
+        gpus = machine.visible_gpus()
         if gpus == 0:
             yield (
                 "trainer.device=cuda, but no NVIDIA GPU is visible on this machine; use trainer.device=cpu, or "

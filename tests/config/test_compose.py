@@ -1,0 +1,133 @@
+"""Overrides, types, presets and the messages for mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+
+from verl.trainer.config import ConfigError, compose_config, default_config, node_from_dict, to_dataclass
+from verl.trainer.config.prepare import to_yaml, write_resolved
+from verl.trainer.config.schema import WebshopConfig
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.trian_batch_size=2", "did you mean data.train_batch_size?"),
+        ("env.max_step=3", "did you mean env.max_steps?"),
+        ("algorithm.step_advantage_w=2", "did you mean algorithm.gigpo.step_advantage_w?"),
+        ("actor_rollout_ref.actor.lr=1e-5", "did you mean actor_rollout_ref.actor.optim.lr?"),
+        ("trainer.total_epoch=2", "did you mean trainer.total_epochs?"),
+        ("env.webshop={human_gols: true}", "did you mean env.webshop.human_goals?"),
+        ("preset=embeded", "did you mean embedded?"),
+        ("xyzzy=1", "see verl/trainer/config/ppo_trainer.yaml"),
+        ("vllm", "write key=value"),
+        ("~data.seed", "cannot be removed"),
+        ("data.train_batch_size=abc", "data.train_batch_size expects a whole number, got 'abc'"),
+        ("data.train_batch_size=1.5", "data.train_batch_size expects a whole number, got 1.5"),
+        ("data.train_batch_size=true", "data.train_batch_size expects a whole number, got true"),
+        ("data.train_batch_size=null", "data.train_batch_size expects a whole number, got null"),
+        ("data.shuffle=1", "data.shuffle expects true or false, got 1"),
+        ("actor_rollout_ref.actor.optim.lr=fast", "actor_rollout_ref.actor.optim.lr expects a number, got 'fast'"),
+        ("actor_rollout_ref.actor.loss_agg_mode=token_mean", "did you mean token-mean?"),
+        ("actor_rollout_ref.actor.kl_loss_type=full", "expects one of kl, k1, abs, mse, k2, low_var_kl, k3"),
+        ("trainer.device=gpu", "expects one of auto, cuda, cpu"),
+        ("env.webshop=3", "env.webshop is a group of settings"),
+        ("data.train_files=${nowhere}", "data.train_files"),
+        ("env.sokoban.dim_room=6", "a list (a whole number each)"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line_that_names_the_fix(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        default_config(override)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_take_the_type_of_their_key() -> None:
+    config = default_config("trainer.experiment_name=12", "actor_rollout_ref.actor.optim.lr=1", "data.seed=7.0",
+                            "data.train_files=[a.parquet,b.parquet]", "trainer.logger=console")
+    assert config.trainer.experiment_name == "12"
+    assert isinstance(config.actor_rollout_ref.actor.optim.lr, float)
+    assert config.data.seed == 7 and isinstance(config.data.seed, int)
+    assert config.data.train_files == ["a.parquet", "b.parquet"]
+    assert config.trainer.logger == "console"
+
+
+def test_added_keys_are_kept_in_their_node() -> None:
+    config = default_config("+algorithm.mine=3", "++env.webshop.deep.er=[1,2]",
+                            "+actor_rollout_ref.rollout.repetition_penalty=1.1")
+    assert config.algorithm.extra == {"mine": 3}
+    assert config.env.webshop.extra == {"deep": {"er": [1, 2]}}
+    assert config.actor_rollout_ref.rollout.extra == {"repetition_penalty": 1.1}
+    assert config.to_dict()["env"]["webshop"]["deep"] == {"er": [1, 2]}
+
+
+def test_plus_on_a_key_that_exists_sets_it() -> None:
+    config = default_config("+data.seed=5", "+actor_rollout_ref.actor.fsdp_config.model_dtype=bf16")
+    assert config.data.seed == 5
+    assert config.actor_rollout_ref.actor.fsdp_config.model_dtype == "bf16"
+    assert config.added_keys == []
+
+
+def test_free_mappings_take_anything_with_a_plus() -> None:
+    config = default_config("+actor_rollout_ref.model.override_config.attention_dropout=0.1",
+                            "+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32")
+    assert config.actor_rollout_ref.model.override_config == {"attention_dropout": 0.1}
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm == {"swap_space": None, "block_size": 32}
+
+
+def test_later_overrides_win_and_beat_the_preset() -> None:
+    config = default_config("env.rollout.n=3", "preset=embedded", "env.rollout.n=5")
+    assert (config.preset, config.env.rollout.n, config.trainer.device) == ("embedded", 5, "cpu")
+
+
+def test_unknown_keys_in_a_file_are_refused(tmp_path) -> None:
+    tree = default_config().to_dict()
+    tree["env"]["max_stepz"] = 4
+    with pytest.raises(ConfigError, match="did you mean env.max_steps"):
+        to_dataclass(tree)
+
+
+def test_a_missing_key_is_named() -> None:
+    tree = default_config().to_dict()
+    del tree["env"]["webshop"]["seed"]
+    with pytest.raises(ConfigError, match="env.webshop.seed is missing"):
+        to_dataclass(tree)
+
+
+@pytest.mark.parametrize("overrides", [[], ["preset=embedded", "+algorithm.mine=3", "data.seed=9"]])
+def test_the_resolved_config_of_a_run_gives_the_same_run(overrides: list[str], tmp_path) -> None:
+    config = default_config(*overrides)
+    write_resolved(to_yaml(config), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["resolved_config.yaml"]
+    again = to_dataclass(compose_config([], config_dir=tmp_path, config_name="resolved_config"))
+    assert again == config
+    changed = to_dataclass(compose_config(["data.seed=11"], tmp_path, "resolved_config"))
+    assert changed == dataclasses.replace(config, data=dataclasses.replace(config.data, seed=11))
+    with pytest.raises(ConfigError, match="leave out preset"):
+        compose_config(["preset=none"], tmp_path, "resolved_config")
+
+
+def test_a_user_file_can_build_on_the_shipped_one(tmp_path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  seed: 42\n", encoding="utf-8")
+    config = to_dataclass(compose_config(["env.rollout.n=2"], tmp_path, "mine"))
+    assert (config.data.seed, config.env.rollout.n) == (42, 2)
+    with pytest.raises(ConfigError, match="no configuration file"):
+        compose_config([], tmp_path, "yours")
+
+
+def test_the_typed_config_is_frozen_and_travels() -> None:
+    config = default_config("+algorithm.mine=3")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.data.seed = 3  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_one_node_from_plain_values() -> None:
+    values = default_config().env.webshop.to_dict()
+    assert node_from_dict(WebshopConfig, {**values, "seed": 3}, "env.webshop").seed == 3
+    with pytest.raises(ConfigError, match="env.webshop.seed expects a whole number"):
+        node_from_dict(WebshopConfig, {**values, "seed": "x"}, "env.webshop")

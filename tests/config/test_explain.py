@@ -1,0 +1,143 @@
+"""``explain=true``, the entry point's exit codes and messages, and the estimates."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verl.trainer.config.compose import compose
+from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.derived import derived_lines, memory_phases, shape_from_json
+from verl.trainer.config.explain import explain, sources
+
+ROOT = Path(__file__).resolve().parents[2]
+QWEN_1_5B = dict(
+    hidden_size=1536, num_hidden_layers=28, vocab_size=151936, num_attention_heads=12, num_key_value_heads=2,
+    intermediate_size=8960, tie_word_embeddings=True, model_type="qwen2",
+)
+ENTRY = """
+from verl.trainer.config import hydra_main, prepare_config
+
+@hydra_main
+def main(config):
+    print("RAN", prepare_config(config).data.seed)
+
+main()
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
+    script = tmp_path / "entry.py"
+    script.write_text(ENTRY, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=120,
+                          cwd=work, env=environment, check=False)
+
+
+@pytest.fixture
+def runnable(tmp_path: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    pq.write_table(pa.table({"prompt": list(range(8))}), tmp_path / "rows.parquet")
+    return ["preset=embedded", f"actor_rollout_ref.model.path={tmp_path}/model",
+            f"data.train_files={tmp_path}/rows.parquet", f"data.val_files={tmp_path}/rows.parquet"]
+
+
+def test_every_value_has_its_source() -> None:
+    composition = compose(["preset=embedded", "env.rollout.n=3", "+algorithm.mine=1", "data.max_prompt_length=99"])
+    found = {name: (value, source) for name, value, source in sources(composition)}
+    assert found["env.rollout.n"] == ("3", "command line")
+    assert found["algorithm.mine"] == ("1", "command line")
+    assert found["trainer.device"] == ("cpu", "preset embedded")
+    assert found["algorithm.lam"] == ("1", "ppo_trainer.yaml")
+    assert found["actor_rollout_ref.rollout.prompt_length"] == ("99", "ppo_trainer.yaml, ${data.max_prompt_length}")
+    assert found["env.alfworld.eval_dataset"][1] == "ppo_trainer.yaml"
+
+
+def test_derived_numbers_of_the_stock_recipe() -> None:
+    config = to_dataclass(compose([
+        "data.train_batch_size=16", "env.rollout.n=8", "env.max_steps=15", "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64", "trainer.total_training_steps=150", "trainer.test_freq=5",
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct",
+    ]).config)
+    lines = dict(derived_lines(config))
+    assert lines["trajectories per training step"] == "128 = 16 tasks x 8 episodes"
+    assert lines["rows (LLM calls) per training step"].startswith("128 to 1920 ")
+    assert lines["rows per rank"] == "64 to 960"
+    assert lines["optimiser steps per training step"].startswith("2 to 30 ")
+    assert lines["training steps"] == "150"
+    assert lines["validations"] == "31"
+    assert lines["rollout engines"] == "1 x vllm with tensor parallel 2"
+    assert lines["memory per rank"].startswith("unknown")
+
+
+def test_parameters_of_a_known_model() -> None:
+    shape = shape_from_json(QWEN_1_5B)
+    assert shape.parameters == 1_543_714_304  # what transformers counts for this configuration
+    assert shape.kv_width == 256
+
+
+def test_memory_counts_weights_gradients_and_adam_once() -> None:
+    config = to_dataclass(compose(["trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.use_kl_loss=true"]).config)
+    phases = {phase: gib for phase, gib, _ in memory_phases(config, shape_from_json(QWEN_1_5B))}
+    parameters = 1_543_714_304 / 2**30
+    rollout = parameters * (4 + 8) / 2 + parameters * 2 / 2 + parameters * 2 / 2  # trainer, reference, engine with TP 2
+    assert phases["roll out"] == pytest.approx(rollout)
+    assert phases["update"] > parameters * (4 + 4 + 8 + 2) / 2
+
+
+def test_explain_text_holds_values_numbers_and_remarks() -> None:
+    text = explain(compose(["preset=embedded", "data.return_raw_chat=true"]))
+    assert "What follows from it:" in text and "To note:" in text
+    assert "data.return_raw_chat (the chat is always kept)" in text
+
+
+def test_explain_prints_and_writes_nothing(tmp_path: Path, runnable: list[str]) -> None:
+    done = run(tmp_path, *runnable, "explain=true")
+    assert done.returncode == 0, done.stderr
+    assert "RAN" not in done.stdout and "trajectories per training step" in done.stdout
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_mistakes_end_with_code_2_one_line_and_nothing_written(tmp_path: Path) -> None:
+    begun = time.time()
+    done = run(tmp_path, "data.trian_batch_size=3")
+    assert time.time() - begun < 20
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "Configuration error: There is no setting data.trian_batch_size; did you mean data.train_batch_size? "
+        "(A key of your own is added with a plus: +data.trian_batch_size=...)"
+    ]
+    assert list((tmp_path / "work").iterdir()) == []
+    assert run(tmp_path, "--nonsense").returncode == 2
+    assert run(tmp_path, "--cfg", "job", "data.trian_batch_size=3").returncode == 2
+
+
+def test_a_run_leaves_its_resolved_config_and_can_be_repeated_from_it(tmp_path: Path, runnable: list[str]) -> None:
+    done = run(tmp_path, *runnable, "data.seed=77", "+algorithm.mine=2", "trainer.run_dir=here/run")
+    assert done.returncode == 0, done.stderr
+    assert "RAN 77" in done.stdout and "seed: 77" in done.stdout
+    folder = tmp_path / "work" / "here" / "run"
+    first = (folder / "resolved_config.yaml").read_text(encoding="utf-8")
+    again = run(tmp_path, "--config-path", "here/run", "--config-name", "resolved_config")
+    assert again.returncode == 0, again.stderr
+    assert "RAN 77" in again.stdout
+    assert (folder / "resolved_config.yaml").read_text(encoding="utf-8") == first
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["here"]
+
+
+def test_hydra_prints_the_config(tmp_path: Path) -> None:
+    done = run(tmp_path, "--cfg", "job", "--resolve", "preset=embedded", "+algorithm.mine=2")
+    assert done.returncode == 0, done.stderr
+    assert "  mine: 2" in done.stdout and "preset: embedded" in done.stdout

@@ -1,0 +1,186 @@
+"""Each rule is met by a sound configuration and says what would fit when it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl.trainer.config import ConfigError, compose_config, default_config, to_dataclass, validate
+from verl.trainer.config.convert import known_keys
+from verl.trainer.config.machine import visible_gpus
+from verl.trainer.config.notices import NO_EFFECT, notices
+from verl.trainer.config.validate_files import local_folder, package_folder
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> list[str]:
+    """Overrides of a configuration that can run on a machine without a GPU."""
+    folder = tmp_path_factory.mktemp("sound")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}", encoding="utf-8")
+    for name, rows in (("train", 16), ("test", 8)):
+        pq.write_table(pa.table({"prompt": list(range(rows))}), folder / f"{name}.parquet")
+    return [
+        f"data.train_files={folder}/train.parquet",
+        f"data.val_files={folder}/test.parquet",
+        f"actor_rollout_ref.model.path={folder}/model",
+        "data.train_batch_size=16",
+        "data.val_batch_size=8",
+        "trainer.device=cpu",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "critic.ppo_micro_batch_size_per_gpu=8",
+    ]
+
+
+def check(overrides: list[str], *more: str) -> None:
+    validate(to_dataclass(compose_config([*overrides, *more])))
+
+
+def test_a_sound_configuration_passes(sound: list[str]) -> None:
+    check(sound)
+    check(sound, "actor_rollout_ref.rollout.enable_chunked_prefill=false", "env.rollout.n=8", "algorithm.gamma=0.95")
+
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+RULES = [
+    (["data.train_batch_size=12", "env.rollout.n=2", "trainer.n_gpus_per_node=5", f"{ROLLOUT}.tensor_model_parallel_size=1"],
+     "data.train_batch_size*env.rollout.n = 12*2 = 24 does not divide over 5 ranks (trainer.nnodes*trainer.n_gpus_per_node); "
+     "use data.train_batch_size=10 or 15"),
+    (["data.train_batch_size=1"], "use data.train_batch_size=2"),
+    (["data.val_batch_size=null"], "such as data.val_batch_size=128"),
+    (["data.train_batch_size=0"], "data.train_batch_size=0 has to be at least 1"),
+    (["env.rollout.n=0"], "env.rollout.n=0 has to be at least 1"),
+    ([f"{ROLLOUT}.n=8"], f"use {ROLLOUT}.n=1 env.rollout.n=8"),
+    ([f"{ROLLOUT}.tensor_model_parallel_size=4"], "needs 4 ranks, but there are 2"),
+    (["trainer.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=3"], "use one of 1, 2, 4"),
+    ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=null"], f"use {ACTOR}.ppo_micro_batch_size_per_gpu=8"),
+    ([f"{ACTOR}.ppo_micro_batch_size=16"], "exclude each other"),
+    ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=null", f"{ACTOR}.ppo_micro_batch_size=3"],
+     f"use {ACTOR}.ppo_micro_batch_size_per_gpu=1 instead"),
+    ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=null", f"{ACTOR}.ppo_micro_batch_size=6"], "is no multiple of"),
+    ([f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], f"use {ROLLOUT}.log_prob_micro_batch_size_per_gpu=8"),
+    ([f"{ACTOR}.use_kl_loss=true"], "use actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"),
+    (["algorithm.use_kl_in_reward=true"], "use actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"),
+    (["critic.ppo_micro_batch_size_per_gpu=null"], "use critic.ppo_micro_batch_size_per_gpu=8"),
+    ([f"{ACTOR}.ppo_mini_batch_size=1"], "less than a row for each of the 2 ranks"),
+    ([f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1000"],
+     "is less than one row (data.max_prompt_length+data.max_response_length = 1024); use 1024 or more"),
+    ([f"{ROLLOUT}.max_model_len=600"], "use null or 1024"),
+    ([f"{ROLLOUT}.max_num_batched_tokens=512", f"{ROLLOUT}.enable_chunked_prefill=false"], "use 1024 or more"),
+    ([f"{ACTOR}.clip_ratio_c=1.0"], "has to be greater than 1"),
+    ([f"{ACTOR}.clip_ratio_low=-0.1"], "has to be at least 0"),
+    ([f"{ACTOR}.tis_cap=0"], "null turns the correction off"),
+    (["algorithm.gigpo.similarity_thresh=1.0"], "has to lie between 0 and 1"),
+    (["algorithm.gamma=1.5"], "algorithm.gamma=1.5 has to lie in [0, 1]"),
+    (["algorithm.adv_estimator=gigp"], "did you mean gigpo?"),
+    (["algorithm.adv_estimator=grpo_passk"], "use env.rollout.n=2 or more"),
+    ([f"{ACTOR}.policy_loss.loss_mode=gspoo"], "did you mean gspo?"),
+    (["trainer.logger=[console,wandbb]"], "trainer.logger has 'wandbb'"),
+    ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.do_sample=false"),
+    ([f"{ROLLOUT}.val_kwargs.do_sample=true"], "use 0.4"),
+    ([f"{ROLLOUT}.top_p=0"], "has to lie in (0, 1]"),
+    ([f"{ROLLOUT}.gpu_memory_utilization=1.5"], "has to lie in (0, 1]"),
+    ([f"{ACTOR}.optim.betas=[0.9]"], "two numbers in [0, 1)"),
+    ([f"{ACTOR}.strategy=megatron"], f"use {ACTOR}.strategy=fsdp"),
+    (["actor_rollout_ref.hybrid_engine=false"], "use true"),
+    (["reward_model.enable=true"], "rewards come from the environment"),
+    (["reward_model.reward_manager=naive"], "use episode"),
+    (["trainer.default_hdfs_dir=hdfs://x"], "use null"),
+    ([f"{ACTOR}.checkpoint.contents=[model]"], "lacks optimizer, extra"),
+    (["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path=.../global_step_N"),
+    (["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_3"], "there is no such folder"),
+    (["trainer.total_epochs=0"], "has to be at least 1"),
+    (["actor_rollout_ref.model.path=null"], "is not set"),
+    (["actor_rollout_ref.model.path=/nowhere/model"], "there is no folder /nowhere/model"),
+    (["actor_rollout_ref.model.path=pkg://gigpo/nothing"], "there is no folder"),
+    (["data.train_files=/nowhere/train.parquet"], "write it with python -m examples.data_preprocess.prepare"),
+    (["data.train_batch_size=32"], "holds 16 rows, less than one batch of data.train_batch_size=32; write more with"),
+    (["env.env_name=Webshop", "env.webshop.data_dir=/nowhere"], "null for the embedded catalogue"),
+    (["custom_reward_function.path=/nowhere.py"], "there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), RULES, ids=[" ".join(one)[:70] for one, _ in RULES])
+def test_rules_say_what_would_fit(sound: list[str], overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(sound, *overrides)
+    assert said in str(caught.value)
+
+
+def test_all_problems_are_reported_together(sound: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(sound, f"{ROLLOUT}.n=2", "algorithm.gamma=2")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "2 settings do not work:" and len(lines) == 3
+
+
+def test_dynamic_batches_need_no_micro_batch_size(sound: list[str]) -> None:
+    check(sound, f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_micro_batch_size_per_gpu=null", f"{ACTOR}.use_kl_loss=true",
+          f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null", "critic.ppo_micro_batch_size_per_gpu=null")
+
+
+def test_estimators_without_a_critic_need_none_of_its_settings(sound: list[str]) -> None:
+    check(sound, "algorithm.adv_estimator=gigpo", "env.rollout.n=8", "critic.ppo_micro_batch_size_per_gpu=null")
+
+
+def test_own_names_are_accepted_with_a_module_that_registers_them(sound: list[str]) -> None:
+    check(sound, "algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_module")
+
+
+def test_a_broken_parquet_file_is_named(sound: list[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match="broken.parquet is no readable parquet file"):
+        check(sound, f"data.val_files={tmp_path}/broken.parquet")
+
+
+def test_a_model_folder_without_a_model_is_named(sound: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        check(sound, f"actor_rollout_ref.model.path={tmp_path}")
+
+
+def test_hub_names_and_remote_paths_are_left_to_the_loader(tmp_path: Path) -> None:
+    assert local_folder("Qwen/Qwen2.5-1.5B-Instruct") is None
+    assert local_folder("hdfs://cluster/model") is None
+    assert local_folder(str(tmp_path)) == tmp_path
+    assert local_folder("./model") == Path("model")
+
+
+def test_package_paths_are_found_without_importing() -> None:
+    assert package_folder("pkg://verl.trainer.config/preset").joinpath("embedded.yaml").is_file()
+
+
+def test_gpus_are_counted(sound: list[str], monkeypatch) -> None:
+    monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 0)
+    with pytest.raises(ConfigError, match="use trainer.device=cpu, or preset=embedded"):
+        check(sound, "trainer.device=cuda")
+    monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 1)
+    with pytest.raises(ConfigError, match=r"n_gpus_per_node=1 and .*tensor_model_parallel_size=1"):
+        check(sound, "trainer.device=cuda")
+    monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 2)
+    check(sound, "trainer.device=cuda")
+
+
+def test_cuda_visible_devices_hides_gpus(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == 0
+
+
+def test_settings_without_effect_are_said_once_with_what_replaces_them() -> None:
+    assert notices(default_config()) == []
+    lines = notices(default_config("data.return_raw_chat=true", "actor_rollout_ref.model.use_remove_padding=true"))
+    assert lines == ["Settings without effect here: data.return_raw_chat (the chat is always kept); "
+                     "actor_rollout_ref.model.use_remove_padding (rows are always packed)"]
+    known = set(known_keys()) | {"actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend"}
+    assert set(NO_EFFECT) <= known
+
+
+def test_other_notices() -> None:
+    assert "counts only where" in notices(default_config(f"{ACTOR}.clip_ratio=0.3"))[0]
+    assert "no effect with rollout.name=hf" in notices(default_config(f"{ROLLOUT}.name=hf"))[0]
+    assert "groups of one" in notices(default_config("algorithm.adv_estimator=gigpo"))[0]
