@@ -35,7 +35,7 @@ from agent_system.environments.env_package.webshop.storage import (
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _TEXT_COLUMNS = ("asin", "title", "description", "price_tag", "main_image", "nouns", "detail", "instructions")
 _CODED_COLUMNS = ("category", "query", "product_category")
 _CACHED_PRODUCTS = 2048
