@@ -91,23 +91,25 @@ def split_words(text: str) -> list[str]:
         pattern = _UNICODE_TOKEN
         tokens = pattern.findall(text)
     if any(len(token) > MAX_TOKEN_LENGTH // 2 and _utf16_length(token) > MAX_TOKEN_LENGTH for token in tokens):
-        return _split_in_windows(text, pattern)
+        tokens = _cut_long_words(text, pattern)
     return [token for token in tokens if token[0] != "_" or _is_word(token)]
 
 
-def _split_in_windows(text: str, pattern: re.Pattern[str] | regex.Pattern[str]) -> list[str]:
-    """As :func:`split_words` for a text with over-long tokens: no match sees further than the token buffer."""
-    tokens, position = [], 0
-    while found := pattern.search(text, position):
-        start = found.start()
-        if _utf16_length(found.group()) > MAX_TOKEN_LENGTH:
-            found = pattern.match(text, start, _window_end(text, start))
-            if found is None:
-                position = start + 1
-                continue
-        if _is_word(found.group()):
-            tokens.append(found.group())
-        position = found.end()
+def _cut_long_words(text: str, pattern: re.Pattern[str] | regex.Pattern[str]) -> list[str]:
+    """Tokens of a text with over-long words: inside those, no match sees further than the token buffer."""
+    tokens = []
+    for word in pattern.finditer(text):
+        position, end = word.span()
+        if _utf16_length(word.group()) <= MAX_TOKEN_LENGTH:
+            tokens.append(word.group())
+            continue
+        while position < end:
+            piece = pattern.match(text, position, min(_window_end(text, position), end))
+            if piece is None:
+                position += 1
+            else:
+                tokens.append(piece.group())
+                position = piece.end()
     return tokens
 
 

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 _CHUNK = 1 << 20
 _BLANKS = " \t\n\r\ufeff"
+_LONGEST_LITERAL = 16  # characters; a word or an escape that is cut off is found no further from the end
 
 
 class DataFileError(ValueError):
@@ -37,14 +38,16 @@ class _Reader:
         if self._ended:
             return False
         kept = self._text[self._position :]
-        self._dropped += self._position
         try:
             chunk = self._handle.read(max(_CHUNK, len(kept)))
         except UnicodeDecodeError as error:
             raise DataFileError(f"{self._path}: {self.where}: not UTF-8 text ({error})") from error
-        self._ended = not chunk
+        if not chunk:
+            self._ended = True
+            return False
+        self._dropped += self._position
         self._text, self._position = kept + chunk, 0
-        return bool(chunk)
+        return True
 
     def fail(self, reason: str) -> DataFileError:
         at = self._dropped + self._position
@@ -67,17 +70,21 @@ class _Reader:
             raise self.fail(f"expected {expected!r}, found {what}; the file is damaged or cut short")
         self._position += 1
 
+    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        """Whether the value may only reach past the window, rather than be wrong in the middle of it."""
+        return error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _LONGEST_LITERAL
+
     def value(self) -> Any:
         self.peek()
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._position)
             except json.JSONDecodeError as error:
-                if self._more():
+                if self._may_be_cut(error) and self._more():
                     continue
                 self._position = min(error.pos, len(self._text))
                 raise self.fail(error.msg) from error
-            if end == len(self._text) and self._more():  # a number may go on in the next chunk
+            if len(self._text) - end <= 2 and self._more():  # a number may go on: "1" then "5", "1e+" then "5"
                 continue
             self._position = end
             return value

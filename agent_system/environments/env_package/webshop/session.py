@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import string
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 BASE_URL = "http://127.0.0.1:3000"
 MODES = ("text", "text_rich", "html", "url")
-_ACTION = re.compile(r"(.+)\[(.+)\]")
 
 
 @dataclass(slots=True)
@@ -134,6 +132,11 @@ class ShopSession:
         if name == "click" and argument is not None and argument in self._clickables and argument != "search":
             return self._click(argument)
         return 0, False, False
+
+    def close(self) -> None:
+        """Forget the episode. The session can be reset again."""
+        self._state, self._page, self._clickables, self._observation = _State(), Page("none"), {}, None
+        self.reward = None
 
     def available_actions(self) -> dict[str, Any]:
         """``has_search_bar`` and the list ``clickables``."""
@@ -263,7 +266,9 @@ def parse_action(action: str) -> tuple[str, str | None]:
     >>> parse_action("click[Buy Now]"), parse_action("think")
     (('click', 'buy now'), ('think', None))
     """
-    found = _ACTION.match(action)
-    if found is None:
+    line = action.partition("\n")[0]
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 1))
+    if start < 0:
         return action, None
-    return found.group(1), found.group(2).lower()
+    return line[:start], line[start + 1 : end].lower()
