@@ -46,7 +46,8 @@ def install_value_head(model: nn.Module) -> nn.Module:
         if predict_index is None:
             return plain_forward(*args, **kwargs)
         hidden = getattr(self, self.base_model_prefix)(**kwargs).last_hidden_state[0]
-        return self.score(hidden[predict_index].to(self.score.weight.dtype)).squeeze(-1).float()
+        values = self.score(hidden[predict_index].to(self.score.weight.dtype))
+        return values.float().flatten().clone()  # FSDP hooks its outputs, which must not be views
 
     model.forward = types.MethodType(forward, model)
     return model

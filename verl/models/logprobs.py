@@ -8,6 +8,8 @@ dropped, and made again in the backward pass. With logits ``z = h W^T / temperat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 # Elements of one chunk of logits: 1 GiB of float32 on an accelerator, 16 MiB (about the cache) on a CPU.
@@ -45,9 +47,59 @@ def _chunk_size(hidden: torch.Tensor, weight: torch.Tensor) -> int:
     return max(64, elements // weight.shape[0] // 64 * 64)
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-    logits = (hidden @ weight.t()).float()
-    return logits if scale == 1.0 else logits.mul_(scale)
+def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``hidden @ weight.T`` in float32; on CUDA the product of bf16 operands is never rounded to bf16."""
+    if hidden.is_cuda and hidden.dtype != torch.float32:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return (hidden @ weight.t()).float()
+
+
+def _statistics(
+    logits: torch.Tensor, labels: torch.Tensor, scale: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(log_probs, logsumexp, entropy)`` of a chunk, each ``(n,)``; overwrites ``logits`` ``(n, V)``."""
+    logits = logits.mul_(scale)
+    log_norm = torch.logsumexp(logits, dim=-1)
+    log_probs = logits.gather(1, labels[:, None])[:, 0] - log_norm
+    if not with_entropy:
+        return log_probs, log_norm, torch.zeros_like(log_norm)
+    probs = torch.exp(logits - log_norm[:, None])
+    return log_probs, log_norm, log_norm - (probs * logits).sum(dim=-1)
+
+
+def _logits_gradient(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    scale: float,
+    log_norm: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_log_probs: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gradient of a chunk's logits ``(n, V)`` in ``dtype``; overwrites ``logits``."""
+    log_p = logits.mul_(scale).sub_(log_norm[:, None])
+    grad = torch.exp(log_p)
+    if grad_entropy is None:
+        grad = grad.mul_(-grad_log_probs[:, None])
+    else:
+        inner = log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_log_probs[:, None])
+        grad = grad.mul_(inner).neg_()
+    grad = grad.scatter_add_(1, labels[:, None], grad_log_probs[:, None])
+    return grad.mul_(scale).to(dtype)
+
+
+_compiled: dict[str, Callable] = {}
+
+
+def enable_compiled_head() -> None:
+    """Fuse the element-wise passes over a chunk's logits with torch.compile, on CUDA, from now on in this process."""
+    for function in (_statistics, _logits_gradient):
+        _compiled.setdefault(function.__name__, torch.compile(function, dynamic=True))
+
+
+def _kernel(function: Callable, tensor: torch.Tensor) -> Callable:
+    return _compiled.get(function.__name__, function) if tensor.is_cuda else function
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -61,17 +113,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         with_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, chunk = hidden.shape[0], _chunk_size(hidden, weight)
-        log_probs = hidden.new_zeros(count, dtype=torch.float32)
-        log_norm = hidden.new_zeros(count, dtype=torch.float32)
-        entropy = hidden.new_zeros(count, dtype=torch.float32)
+        log_probs, log_norm, entropy = (hidden.new_zeros(count, dtype=torch.float32) for _ in range(3))
+        statistics = _kernel(_statistics, hidden)
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, scale)
-            log_norm[part] = torch.logsumexp(logits, dim=-1)
-            log_probs[part] = logits.gather(1, labels[part, None])[:, 0] - log_norm[part]
-            if with_entropy:
-                probs = torch.exp(logits - log_norm[part, None])
-                entropy[part] = log_norm[part] - torch.linalg.vecdot(probs, logits)
+            values = statistics(_logits(hidden[part], weight), labels[part], scale, with_entropy)
+            log_probs[part], log_norm[part], entropy[part] = values
         ctx.save_for_backward(hidden, weight, labels, log_norm, entropy)
         ctx.scale, ctx.with_entropy = scale, with_entropy
         ctx.set_materialize_grads(False)
@@ -90,18 +137,19 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_log_probs = torch.zeros_like(log_norm)
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        chunk = _chunk_size(hidden, weight)
+        gradient, chunk = _kernel(_logits_gradient, hidden), _chunk_size(hidden, weight)
         for start in range(0, hidden.shape[0], chunk):
             part = slice(start, start + chunk)
-            log_p = _logits(hidden[part], weight, ctx.scale).sub_(log_norm[part, None])
-            grad = torch.exp(log_p)  # becomes the gradient of the logits in place
-            if grad_entropy is None:
-                grad.mul_(-grad_log_probs[part, None])
-            else:
-                log_p.add_(entropy[part, None]).mul_(grad_entropy[part, None]).add_(grad_log_probs[part, None])
-                grad.mul_(log_p).neg_()
-            grad.scatter_add_(1, labels[part, None], grad_log_probs[part, None])
-            grad = grad.mul_(ctx.scale).to(hidden.dtype)
+            grad = gradient(
+                _logits(hidden[part], weight),
+                labels[part],
+                ctx.scale,
+                log_norm[part],
+                entropy[part],
+                grad_log_probs[part],
+                None if grad_entropy is None else grad_entropy[part],
+                hidden.dtype,
+            )
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
             if grad_weight is not None:

@@ -33,7 +33,13 @@ from verl.trainer.config.sft_schema import SFTConfig, sft_config
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import export_model
 from verl.utils.dataset.sft_dataset import SFTDataset
-from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group, to_torch_dtype
+from verl.utils.fsdp_utils import (
+    ShardingOptions,
+    create_device_mesh,
+    ensure_process_group,
+    reshard,
+    to_torch_dtype,
+)
 from verl.utils.lr_schedule import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 from verl.workers.guarded_step import GuardedOptimizer
 
@@ -207,6 +213,7 @@ class SFTTrainer:
             log_probs, _ = forward_log_probs(self.model, packed, temperature=1.0, with_entropy=False)
             sums += torch.stack([-log_probs.double().sum(), sums.new_tensor(len(packed.labels))])
         dist.all_reduce(sums)
+        reshard(self.model)
         self.model.train()
         loss = float(sums[0] / sums[1])
         return {"val/loss": loss, "val/perplexity": float(np.exp(min(loss, 50.0)))}

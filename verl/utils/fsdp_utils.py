@@ -162,12 +162,17 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@torch.no_grad()
-def move_parameters(model: nn.Module, device: torch.device | str) -> None:
-    """Move the shards of an FSDP2 model between host and accelerator, gradients dropped; names and layout stay."""
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters everywhere. A forward without a backward leaves the root's gathered, in compute dtype."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+@torch.no_grad()
+def move_parameters(model: nn.Module, device: torch.device | str) -> None:
+    """Move the shards of an FSDP2 model between host and accelerator, gradients dropped; names and layout stay."""
+    reshard(model)
     model.to(device)
     for param in model.parameters():
         param.grad = None

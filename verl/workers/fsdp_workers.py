@@ -26,7 +26,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
 from verl.utils.fs import copy_to_local
-from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group
+from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group, reshard
 from verl.utils.import_utils import import_external_libs
 from verl.utils.model import get_generation_config
 from verl.utils.tokenizer import hf_tokenizer
@@ -265,6 +265,7 @@ class ActorRolloutRefWorker(Worker):
             self.module.eval()
             packed = pack_rows(prompts, responses, self.device)
             log_probs, _ = forward_log_probs(self.module, packed, 1.0, with_entropy=False)
+            reshard(self.module)
             self.module.train()
         return [part.numpy() for part in log_probs.cpu().split([len(r) for r in responses])]
 

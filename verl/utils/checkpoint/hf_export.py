@@ -17,12 +17,15 @@ from huggingface_hub import save_torch_state_dict
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from verl.utils.fsdp_utils import reshard
+
 logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """``(name, full tensor)`` of every distinct parameter, in model order. Collective: all ranks iterate to the end."""
+    reshard(model)
     for name, param in model.named_parameters():
         yield name, param.full_tensor() if isinstance(param, DTensor) else param.detach()
 

@@ -19,6 +19,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, metric_sum, token_and_row_counts
 from verl.trainer.ppo.kl import kl_penalty
 from verl.trainer.ppo.policy_loss import apply_truncated_importance_sampling, get_policy_loss_fn
+from verl.utils.fsdp_utils import reshard
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -89,6 +90,7 @@ class DataParallelPPOActor(BasePPOActor):
             where = (torch.from_numpy(micro.indices), slice(micro.width))
             for target, values in zip((log_probs, entropys), flat):
                 target[where] = micro.packed.scatter_response(values, micro.width).cpu()
+        reshard(self.actor_module)
         self.actor_module.train()
         return log_probs, entropys
 

@@ -17,6 +17,7 @@ from verl.models.heads import forward_values
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, token_and_row_counts
 from verl.trainer.ppo.value_loss import value_loss_per_token
+from verl.utils.fsdp_utils import reshard
 from verl.workers.critic.base import BasePPOCritic
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -74,6 +75,7 @@ class DataParallelPPOCritic(BasePPOCritic):
             if len(micro.indices):
                 padded = micro.packed.scatter_response(flat, micro.width).cpu()
                 values[torch.from_numpy(micro.indices), : micro.width] = padded
+        reshard(self.critic_module)
         self.critic_module.train()
         return values * rows.mask
 
