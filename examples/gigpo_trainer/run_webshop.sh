@@ -59,8 +59,8 @@ recipe=(
     trainer.val_before_train=True
 )
 
-if nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    gpus=$(nvidia-smi -L | grep -c GPU)
+gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)
+if ((gpus > 0)); then
     ranks=$((gpus < 2 ? gpus : 2))
     if ((ranks < 2)); then
         echo "run_webshop.sh: one GPU found, running on one instead of two."
