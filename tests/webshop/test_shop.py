@@ -92,7 +92,7 @@ def _record(**changes: object) -> dict:
 
 def _products(**changes: object) -> tuple[list, LoadReport]:
     report = LoadReport()
-    return list(read_products([_record(**changes)], {}, {}, report=report)), report
+    return list(read_products([(_record(**changes), None, None)], report=report)), report
 
 
 @pytest.mark.parametrize("key", [key for key in RECORD if key != "asin"])
@@ -115,7 +115,7 @@ def test_tolerant_reading_repairs_any_field(key: str, value: object, cache_dir: 
 )
 def test_tolerant_reading_skips_what_has_no_id(record: object) -> None:
     report = LoadReport()
-    products = list(read_products([record, RECORD, RECORD], {}, {}, report=report))
+    products = list(read_products([(item, None, None) for item in (record, RECORD, RECORD)], report=report))
     assert len(products) == 1
     assert sum(report.skipped.values()) == 2
     assert any("asin seen before" in line for line in report.lines())

@@ -22,6 +22,9 @@ MAX_ASIN_LENGTH = 10
 
 Options = dict[str, list[str]]
 
+#: A raw product record, what the attribute file has for its asin, and its human instructions (None: nothing).
+Entry = tuple[Any, Any, Any]
+
 
 class RecordError(ValueError):
     """A record that the original cannot load.
@@ -238,9 +241,7 @@ def _usable_instructions(human: Any, report: LoadReport) -> list[dict[str, Any]]
 
 
 def read_products(
-    records: Iterable[Any],
-    attributes: dict[str, Any],
-    human: dict[str, Any],
+    entries: Iterable[Entry],
     *,
     num_products: int | None = None,
     strict: bool = False,
@@ -248,7 +249,7 @@ def read_products(
     source: str = "products",
     report: LoadReport | None = None,
 ) -> Iterator[Product]:
-    """Products of ``records`` in order, without repeats.
+    """Products of ``entries`` in order, without repeats.
 
     ``num_products`` counts raw records; then records with asin ``nan``, with more than ten characters, or seen before
     are skipped. ``human_goals`` matters to strict reading alone: with synthetic goals the original needs every product
@@ -257,7 +258,7 @@ def read_products(
     report = LoadReport() if report is None else report
     guard = _Guard(strict, report, source)
     seen: set[str] = set()
-    for index, record in enumerate(records):
+    for index, (record, attributes, human) in enumerate(entries):
         if num_products is not None and index >= num_products:
             return
         guard.where = f"record {index}"
@@ -272,10 +273,10 @@ def read_products(
             report.skipped["asin seen before"] += 1
             continue
         seen.add(asin)
-        if strict and not human_goals and asin not in attributes:
+        if strict and not human_goals and attributes is None:
             raise guard.error("asin", KeyError(asin))
         report.products += 1
-        yield _product(record, asin, attributes.get(asin), human.get(asin), guard)
+        yield _product(record, asin, attributes, human, guard)
 
 
 def _asin(record: Any, guard: _Guard) -> str | None:

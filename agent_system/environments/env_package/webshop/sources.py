@@ -11,18 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.env_package.webshop import generator
+from agent_system.environments.env_package.webshop.generator import iter_generated
+from agent_system.environments.env_package.webshop.generator_records import attribute_record, product_record
 from agent_system.environments.env_package.webshop.json_stream import (
     DataFileError,
     iter_array,
     iter_object,
 )
 from agent_system.environments.env_package.webshop.options import PREFIX, ShopOptions
-from agent_system.environments.env_package.webshop.records import (
-    LoadReport,
-    Product,
-    read_products,
-)
+from agent_system.environments.env_package.webshop.records import Entry, LoadReport, Product, read_products
 
 logger = logging.getLogger(__name__)
 
@@ -48,18 +45,29 @@ class ProductSource:
     human_goals: bool = False
     report: LoadReport = field(default_factory=LoadReport)
 
-    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
-        """Raw records, attribute entries by asin, human instructions by asin."""
+    def entries(self) -> Iterator[Entry]:
+        """Raw records, each with its attribute entry and human instructions, in order."""
         raise NotImplementedError
 
     def products(self) -> Iterator[Product]:
         """Products in order, one at a time."""
-        records, attributes, human = self.triples()
         self.report = LoadReport()
         yield from read_products(
-            records, attributes, human, num_products=self.num_products, strict=self.strict,
-            human_goals=self.human_goals, source=self.name, report=self.report,
-        )  # fmt: skip
+            self.entries(),
+            num_products=self.num_products,
+            strict=self.strict,
+            human_goals=self.human_goals,
+            source=self.name,
+            report=self.report,
+        )
+
+
+def join_by_asin(records: Iterable[Any], attributes: dict[str, Any], human: dict[str, Any]) -> Iterator[Entry]:
+    """Each record with what the two mappings have for its asin."""
+    for record in records:
+        asin = record.get("asin") if isinstance(record, dict) else None
+        key = asin if isinstance(asin, str) else None
+        yield record, attributes.get(key), human.get(key)
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,10 @@ class OfficialFiles(ProductSource):
         key = f"files {' '.join(digests)} products {num_products} {mode}"
         super().__init__(str(files.products), key, num_products, num_products, strict, human_goals)
 
-    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
-        files = self.files
-        return iter_array(files.products), dict(iter_object(files.attributes)), dict(iter_object(files.human))
+    def entries(self) -> Iterator[Entry]:
+        attributes = dict(iter_object(self.files.attributes))
+        human = dict(iter_object(self.files.human))
+        return join_by_asin(iter_array(self.files.products), attributes, human)
 
 
 class EmbeddedProducts(ProductSource):
@@ -139,10 +148,9 @@ class EmbeddedProducts(ProductSource):
         self._seed = seed
         super().__init__("the embedded shop", f"embedded {_generator_digest()} products {count} seed {seed}", count)
 
-    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
-        attributes = generator.generate_attributes(self._count, self._seed)
-        human = generator.generate_human_instructions(self._count, self._seed)
-        return generator.iter_products(self._count, self._seed), attributes, human
+    def entries(self) -> Iterator[Entry]:
+        for product in iter_generated(self._count, self._seed):
+            yield product_record(product), attribute_record(product), list(product.human) or None
 
 
 class GivenProducts(ProductSource):
@@ -166,8 +174,8 @@ class GivenProducts(ProductSource):
             human_goals,
         )  # fmt: skip
 
-    def triples(self) -> tuple[Iterable[Any], dict[str, Any], dict[str, Any]]:
-        return self._data
+    def entries(self) -> Iterator[Entry]:
+        return join_by_asin(*self._data)
 
 
 def source_of(options: ShopOptions, files: ProductFiles | None = None) -> ProductSource:
@@ -212,7 +220,7 @@ def file_digest(path: Path, cache_dir: Path) -> str:
 
 def _generator_digest() -> str:
     """Digest of the generator's own source files: another version of it makes another shop."""
-    folder = Path(generator.__file__).parent
+    folder = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.glob("generator*.py")):
         digest.update(path.read_bytes())
