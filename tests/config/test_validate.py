@@ -156,6 +156,7 @@ def test_package_paths_are_found_without_importing() -> None:
 
 
 def test_gpus_are_counted(sound: list[str], monkeypatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="use trainer.device=cpu, or preset=embedded"):
         check(sound, "trainer.device=cuda")
@@ -163,6 +164,9 @@ def test_gpus_are_counted(sound: list[str], monkeypatch) -> None:
     with pytest.raises(ConfigError, match=r"n_gpus_per_node=1 and .*tensor_model_parallel_size=1"):
         check(sound, "trainer.device=cuda")
     monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 2)
+    check(sound, "trainer.device=cuda")
+    monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 0)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # the GPUs are elsewhere
     check(sound, "trainer.device=cuda")
 
 

@@ -108,10 +108,10 @@ class FakeWandb(types.ModuleType):
         self._fail_modes, self._fail_log = fail_modes, fail_log
         self.id, self.dir = "abc", "/x/files"
 
-    def Settings(self, **values) -> dict:  # noqa: N802
+    def Settings(self, **values) -> dict:
         return values
 
-    def Table(self, columns, data) -> tuple:  # noqa: N802
+    def Table(self, columns, data) -> tuple:
         return (tuple(columns), data)
 
     def init(self, mode, **values) -> FakeWandb:

@@ -12,6 +12,7 @@ from verl.trainer.config.schema import PPOTrainerConfig
 
 _PACKED = "rows are always packed"
 _CHUNKED = "log-probabilities are computed in chunks"
+_BLOCKS = "an FSDP unit is a transformer block"
 _CHAT = "environments render the prompts"
 
 NO_EFFECT: dict[str, str] = {
@@ -26,6 +27,14 @@ NO_EFFECT: dict[str, str] = {
     "actor_rollout_ref.model.use_remove_padding": _PACKED,
     "actor_rollout_ref.model.use_liger": _CHUNKED,
     "actor_rollout_ref.model.use_fused_kernels": _CHUNKED,
+    "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params": _BLOCKS,
+    "actor_rollout_ref.actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": _BLOCKS,
+    "actor_rollout_ref.ref.fsdp_config.wrap_policy.min_num_params": _BLOCKS,
+    "actor_rollout_ref.ref.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": _BLOCKS,
+    "critic.model.fsdp_config.wrap_policy.min_num_params": _BLOCKS,
+    "critic.model.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": _BLOCKS,
+    "trainer.validation_data_dir": "validation results are in trainer.run_dir",
+    "trainer.max_critic_ckpt_to_keep": "checkpoints are kept whole; use trainer.max_actor_ckpt_to_keep",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "a sequence stays on one rank; use use_dynamic_bsz",
     "actor_rollout_ref.rollout.mode": "episodes always run without a turn barrier",
     "actor_rollout_ref.rollout.chat_scheduler": "the loop is agent_system.multi_turn_rollout",

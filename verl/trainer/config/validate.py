@@ -7,6 +7,7 @@ Single numbers are in ``validate_numbers``, what needs the disk in ``validate_fi
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 
 from verl.trainer.config import machine
@@ -160,8 +161,8 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
             f"{key}={size} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}; use one of "
             f"{', '.join(map(str, fits))}"
         )
-    joins = config.ray_init.address != "local"
-    if trainer.device == "cuda" and not joins:
+    joins_a_cluster = bool(os.environ.get("RAY_ADDRESS"))
+    if trainer.device == "cuda" and not joins_a_cluster:
         gpus = machine.visible_gpus()
         if gpus == 0:
             yield (

@@ -93,7 +93,6 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             ("trainer.total_training_steps", trainer.total_training_steps),
             ("trainer.max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep),
             ("trainer.max_critic_ckpt_to_keep", trainer.max_critic_ckpt_to_keep),
-            ("trainer.max_nonfinite_steps", trainer.max_nonfinite_steps),
             ("trainer.start_timeout", trainer.start_timeout),
             ("trainer.step_timeout", trainer.step_timeout),
             ("env.step_timeout", env.step_timeout),

@@ -102,6 +102,7 @@ def create_worker_groups(
         ray_cls_with_init=create_colocated_worker_cls(class_dict=classes),
         env_vars=worker_env_vars(config),
         ray_wait_register_center_timeout=config.trainer.ray_wait_register_center_timeout,
+        call_timeout=config.trainer.step_timeout,
     )
     spawned = root.spawn(prefix_set=classes.keys())
     return WorkerGroups(actor_rollout=spawned["actor_rollout"], critic=spawned.get("critic"), root=root)

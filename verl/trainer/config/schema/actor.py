@@ -130,7 +130,6 @@ class ActorConfig(ConfigNode):
     kl_loss_coef: float
     kl_loss_type: KLKind
     use_torch_compile: bool
-    use_rollout_log_probs: bool
     tis_cap: float | None
     ppo_epochs: int
     shuffle: bool

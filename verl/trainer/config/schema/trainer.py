@@ -37,7 +37,6 @@ class TrainerConfig(ConfigNode):
     run_dir: str
     max_actor_ckpt_to_keep: int | None
     max_critic_ckpt_to_keep: int | None
-    max_nonfinite_steps: int
     ray_wait_register_center_timeout: int
     start_timeout: float
     step_timeout: float
@@ -46,7 +45,6 @@ class TrainerConfig(ConfigNode):
 
 @dataclass(frozen=True, kw_only=True)
 class RayInitConfig(ConfigNode):
-    """How Ray is started or joined."""
+    """How Ray is started; ``RAY_ADDRESS`` in the environment joins one that runs."""
 
     num_cpus: int | None
-    address: str
