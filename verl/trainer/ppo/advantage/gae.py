@@ -17,17 +17,18 @@ def gae_scan(
     nothing follows the last one. Whatever the critic predicts behind the end of a response has no influence.
     """
     valid = response_mask.bool()
-    next_value = torch.zeros_like(values[:, 0])  # (rows,)
+    # (response_length, rows): the scan walks along the first dimension, where a step is one block of memory.
+    rewards, values_by_time, valid_by_time = (x.t().contiguous() for x in (token_level_rewards, values, valid))
+    advantages = torch.zeros_like(values_by_time)
+    next_value = torch.zeros_like(values_by_time[0])  # (rows,)
     next_advantage = torch.zeros_like(next_value)
-    columns: list[torch.Tensor] = []
     for t in range(values.shape[1] - 1, -1, -1):
-        delta = token_level_rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = delta + gamma * lam * next_advantage
-        here = valid[:, t]
-        next_value = torch.where(here, values[:, t], next_value)
+        here, value = valid_by_time[t], values_by_time[t]
+        advantage = rewards[t] + gamma * next_value - value + gamma * lam * next_advantage
+        next_value = torch.where(here, value, next_value)
         next_advantage = torch.where(here, advantage, next_advantage)
-        columns.append(torch.where(here, advantage, 0.0))
-    advantages = torch.stack(columns[::-1], dim=1)
+        advantages[t] = torch.where(here, advantage, 0.0)
+    advantages = advantages.t().contiguous()
     return advantages, torch.where(valid, advantages + values, 0.0)
 
 

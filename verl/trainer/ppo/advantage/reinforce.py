@@ -24,12 +24,14 @@ def compute_reinforce_plus_plus_outcome_advantage(
         advantages (whitened, 0 at masked positions) and returns (not whitened).
     """
     with torch.no_grad():
-        running = torch.zeros_like(token_level_rewards[:, 0])  # (rows,)
-        columns: list[torch.Tensor] = []
-        for t in range(token_level_rewards.shape[1] - 1, -1, -1):
-            running = torch.where(response_mask[:, t].bool(), token_level_rewards[:, t] + gamma * running, 0.0)
-            columns.append(running)
-        returns = torch.stack(columns[::-1], dim=1)
+        # (response_length, rows): the scan walks along the first dimension, where a step is one block of memory.
+        rewards, valid = token_level_rewards.t().contiguous(), response_mask.t().bool().contiguous()
+        returns = torch.zeros_like(rewards)
+        running = torch.zeros_like(rewards[0])  # (rows,)
+        for t in range(len(rewards) - 1, -1, -1):
+            running = torch.where(valid[t], rewards[t] + gamma * running, 0.0)
+            returns[t] = running
+        returns = returns.t().contiguous()
         return masked_whiten(returns, response_mask) * response_mask, returns
 
 
