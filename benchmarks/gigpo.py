@@ -5,9 +5,10 @@
     python -m benchmarks.gigpo                       # 2,000 and 50,000 rows, responses of at most 512 tokens
     python -m benchmarks.gigpo --rows 10000 --response-length 128
 
-Rows look like those of WebShop: groups of 8 trajectories of 10 steps, page texts of some 1,500 characters of which a few
-dozen differ within a task. `images` has 300 x 300 x 3 anchors instead, `similarity` groups texts that are alike. The time
-is the median of several calls; the goals are 50 ms at 2,000 rows and 1.5 s at 50,000 for step returns and GiGPO together.
+Rows look like those of WebShop: groups of 8 trajectories of 10 steps, page texts of some 1,500 characters of which a
+few dozen differ within a task. `images` has 300 x 300 x 3 anchors instead, `similarity` groups texts that are alike.
+The time is the median of several calls; the goals are 50 ms at 2,000 rows and 1.5 s at 50,000 for step returns and
+GiGPO together.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def reaches(matcher: SequenceMatcher, threshold: float) -> bool:
 def anchor_key(anchor: Any) -> Hashable:
     """A small hashable that is equal for equal states: numeric arrays become shape, type and a hash of their bytes.
 
-    Python's own hash of bytes is 64 bits wide and keyed: among 50,000 images a collision has a chance of 1e-10. It is four
-    times as fast as the fastest digest of hashlib.
+    Python's own hash of bytes is 64 bits wide and keyed: among 50,000 images a collision has a chance of 1e-10. It is
+    four times as fast as the fastest digest of hashlib.
     """
     if isinstance(anchor, str):
         return anchor

@@ -66,11 +66,13 @@ class TaskRunner:
         from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
         from verl.trainer.ppo.reward import load_reward_manager
         from verl.utils.dataset.rl_dataset import collate_fn
+        from verl.utils.external_lib import import_external_lib
         from verl.utils.fs import copy_to_local
         from verl.utils.tokenizer import hf_tokenizer
         from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
         model = config.actor_rollout_ref.model
+        import_external_lib(model.external_lib)
         local_path = copy_to_local(model.path, use_shm=model.use_shm)
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
         train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)

@@ -11,14 +11,14 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
 
-def import_external_lib(source: str | Sequence[str] | None) -> list[ModuleType]:
+def import_external_lib(source: str | Iterable[str] | None) -> list[ModuleType]:
     """Import what `actor_rollout_ref.model.external_lib` names; once per process, however often it is called.
 
     Args:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from verl.utils.external_lib import import_external_lib
+
 __all__ = [
     "deprecated",
     "import_external_libs",
@@ -64,14 +66,11 @@ def is_trl_available() -> bool:
 
 
 def import_external_libs(external_libs: str | Iterable[str] | None = None) -> None:
-    """Import the user's modules (``*.model.external_lib``), for what they register when imported."""
-    if external_libs is None:
-        return
-    for name in [external_libs] if isinstance(external_libs, str) else external_libs:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"external_lib names the module {name!r}, which cannot be imported: {error}") from error
+    """Import the user's files or modules (``*.model.external_lib``), for what they register when imported.
+
+    See :func:`verl.utils.external_lib.import_external_lib`, which also returns them.
+    """
+    import_external_lib(external_libs)
 
 
 def load_extern_type(file_path: str | Path | None, type_name: str) -> Any:

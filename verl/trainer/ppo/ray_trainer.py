@@ -223,8 +223,7 @@ class RayPPOTrainer:
         shell.meta_info.update(global_steps=self.global_steps, validate=False, do_sample=True)
         rows = self.traj_collector.multi_turn_loop(shell, self.actor_rollout_wg, self.envs, is_train=True)
         metrics.update(rows.meta_info.pop("rollout_metrics", {}))
-        if self.config.algorithm.adv_estimator in (AdvantageEstimator.GiGPO.value, AdvantageEstimator.HGPO.value):
-            rows.batch["step_rewards"] = compute_step_discounted_returns(rows, self.config.algorithm.gamma)
+        rows.batch["step_rewards"] = compute_step_discounted_returns(rows, self.config.algorithm.gamma)
         return rows
 
     def _score(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> DataProto:
