@@ -10,6 +10,7 @@ Environment variables:
     VERL_SETUP_TIMEOUT: seconds that one installation step may take (default 3600).
 """
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -32,6 +33,7 @@ QUICK = ["--timeout", "20", "--retries", "1"]  # for an index that may not answe
 
 def main() -> int:
     """Entry point; returns the exit code."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     device = find_device()
     wanted = stamp(device)
     if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == wanted and venv_python().exists():

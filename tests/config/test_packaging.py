@@ -71,6 +71,7 @@ def test_a_second_run_does_nothing(setup_env: ModuleType, monkeypatch, capsys) -
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     setup_env.STAMP.write_text(setup_env.stamp("cpu"), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
     assert setup_env.main() == 0
     assert capsys.readouterr().out == ""
     assert setup_env.stamp("cpu") != setup_env.stamp("cuda")
