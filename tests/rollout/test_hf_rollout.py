@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from tests.rollout import tiny
-from verl.protocol import DataProto
-from verl.utils.row_arrays import object_array
 from verl.workers.rollout.base import RolloutEngine, SamplingSettings, run_to_completion
-from verl.workers.rollout.generate import generate_sequences
 from verl.workers.rollout.hf_rollout import HFRollout, sample
 
 
@@ -142,26 +139,3 @@ def test_sampling_draws_from_the_distribution_that_it_reports() -> None:
         assert math.isclose(log_prob.exp(), expected[token], rel_tol=1e-5)
     assert counts[2] == counts[3] == 0
     assert abs(counts[0] / 4000 - expected[0]) < 0.02
-
-
-def test_generate_sequences_takes_ragged_or_padded_prompts(engine: HFRollout) -> None:
-    batch = tiny.requests(3, tiny.SAMPLED)
-    expected = in_order(engine, batch)
-    ragged = DataProto.from_dict(non_tensors={"prompt_ids": object_array(request.prompt_ids for request in batch)})
-    width = max(len(request.prompt_ids) for request in batch)
-    ids, mask = torch.zeros(3, width, dtype=torch.int64), torch.zeros(3, width, dtype=torch.int64)
-    for row, request in enumerate(batch):
-        ids[row, width - len(request.prompt_ids) :] = torch.from_numpy(request.prompt_ids.astype(np.int64))
-        mask[row, width - len(request.prompt_ids) :] = 1
-    padded = DataProto.from_dict(tensors={"input_ids": ids, "attention_mask": mask})
-    for prompts in (ragged, padded):
-        data = generate_sequences(engine, prompts, tiny.SAMPLED, pad_token_id=511)
-        assert data.batch["responses"].shape == (3, tiny.SAMPLED.max_tokens)
-        assert data.batch["prompt_length"].tolist() == [len(request.prompt_ids) for request in batch]
-        for row, result in enumerate(expected):
-            length = len(result.response_ids)
-            assert data.batch["responses"][row, :length].tolist() == result.response_ids.tolist()
-            assert (data.batch["responses"][row, length:] == 511).all()
-            assert data.batch["response_mask"][row].sum() == length
-            np.testing.assert_allclose(data.batch["rollout_log_probs"][row, :length], result.log_probs, atol=1e-4)
-            assert data.non_tensor_batch["finish_reason"][row] == result.finish_reason

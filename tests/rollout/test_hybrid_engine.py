@@ -68,7 +68,9 @@ def test_adapters_are_merged_on_the_way(in_place: bool) -> None:
     assert set(weights) == set(base.state_dict())
     merged = tiny.build_model(tied=False)  # an adapter on a tied head makes the head a weight of its own
     merged.load_state_dict(weights)
-    assert not torch.equal(weights["model.layers.0.self_attn.q_proj.weight"], base.model.layers[0].self_attn.q_proj.weight)
+    assert not torch.equal(
+        weights["model.layers.0.self_attn.q_proj.weight"], base.model.layers[0].self_attn.q_proj.weight
+    )
     torch.testing.assert_close(merged(input_ids=tokens).logits, expected, atol=2e-4, rtol=1e-4)
 
 

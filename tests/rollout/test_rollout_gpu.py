@@ -66,7 +66,9 @@ def check_cycle() -> None:
         results = {result.request_id: result for result in run_to_completion(engine, batch, 16)}
         for request in batch:
             result = results[request.request_id]
-            trainer = on_gpu(np.concatenate([request.prompt_ids, result.response_ids]), 0.7)[len(request.prompt_ids) - 1 :]
+            trainer = on_gpu(np.concatenate([request.prompt_ids, result.response_ids]), 0.7)[
+                len(request.prompt_ids) - 1 :
+            ]
             assert np.abs(trainer - result.log_probs).mean() < 0.3
         ended = hybrid.end_rollout()
         gained = ended["perf/memory_gb/after_rollout/free"] - started["perf/memory_gb/rollout/free"]

@@ -12,8 +12,8 @@ from transformers import Qwen2Config
 from tests.rollout import tiny
 from verl.workers.rollout.base import SamplingSettings
 from verl.workers.rollout.factory import build_rollout_engine
+from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes
 from verl.workers.rollout.settings import EngineSettings, check_requests, engine_settings, sampling_settings
-from verl.workers.rollout.vllm_rollout import check_model, cpu_kv_cache_bytes
 
 
 def test_lengths_default_to_prompt_plus_response() -> None:
@@ -62,7 +62,11 @@ def geometry(**changes: int) -> Qwen2Config:
     [
         (geometry(num_attention_heads=8), {}, "head_dim=16"),
         (geometry(), {"tensor_parallel_size": 3}, "does not divide the model's 4 attention heads"),
-        (geometry(num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=64), {}, "beyond the 64 positions"),
+        (
+            geometry(num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=64),
+            {},
+            "beyond the 64 positions",
+        ),
     ],
 )
 def test_models_that_vllm_cannot_run(config: Qwen2Config, changes: dict, words: str) -> None:

@@ -1,8 +1,8 @@
 """What every rollout engine offers, and the small records that travel to it and back.
 
-The primitive is `RolloutEngine.step`: it takes new requests, advances everything that runs by a bounded number of decode
-steps and returns what finished. A caller that wants no turn barrier calls it in slices; a caller that wants everything at
-once calls `run_to_completion`. Token ids are returned exactly as they were sampled, never through text.
+The primitive is `RolloutEngine.step`: it takes new requests, advances everything that runs by a bounded number of
+decode steps and returns what finished. A caller that wants no turn barrier calls it in slices; a caller that wants
+everything at once calls `run_to_completion`. Token ids are returned exactly as they were sampled, never through text.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class RolloutResult:
 
     request_id: str
     response_ids: np.ndarray  # (response_length,) int32, exactly as sampled, the end token included
-    log_probs: np.ndarray  # (response_length,) float32, of the distribution sampled from (temperature, top-p, top-k applied)
+    log_probs: (
+        np.ndarray
+    )  # (response_length,) float32, of the distribution sampled from (temperature, top-p, top-k applied)
     finish_reason: str  # "stop" | "length" | "abort"
 
 
@@ -79,8 +81,8 @@ class RolloutResult:
 class RolloutEngine(Protocol):
     """The engine of one replica. With tensor parallelism every rank of the replica must make the same calls.
 
-    settings: what it was built from (`EngineSettings`). hf_config: the model's configuration. can_sleep: whether `sleep`
-    gives device memory back, and level 2 so forgets the weights.
+    settings: what it was built from (`EngineSettings`). hf_config: the model's configuration. can_sleep: whether
+    `sleep` gives device memory back, and level 2 so forgets the weights.
     """
 
     settings: Any
@@ -102,7 +104,7 @@ class RolloutEngine(Protocol):
         ...
 
     def load_weights(self, weights: NamedTensors) -> None:
-        """Take all weights, named as in the Hugging Face checkpoint, in model order; tied heads come under both names."""
+        """Take all weights under their Hugging Face names, in model order; tied heads come under both names."""
         ...
 
     def wake_up(self, tags: list[str] | None = None) -> None: ...
@@ -112,7 +114,7 @@ class RolloutEngine(Protocol):
     def reset_prefix_cache(self) -> None: ...
 
     def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Log-probs at temperature 1 of tokens 1.. of each sequence given their prefix: arrays of length n - 1, float32."""
+        """Log-probs at temperature 1 of tokens 1.. of each sequence given their prefix: (n - 1,) float32 each."""
         ...
 
     def stats(self) -> dict[str, float]:

@@ -25,17 +25,20 @@ def build_rollout_engine(
 ) -> RolloutEngine:
     """The engine of this rank, with weights that must still come through `load_weights`.
 
-    rollout: `actor_rollout_ref.rollout` of the config (attributes). model_path: local folder with config.json; a tokenizer
-    beside it is needed only for text-based sampling keys. eos_token_ids: every id that ends a response. With tensor
-    parallelism all ranks call this together, after the process group exists. Raises ValueError naming the config key.
+    rollout: `actor_rollout_ref.rollout` of the config (attributes). model_path: local folder with config.json; a
+    tokenizer beside it is needed only for text-based sampling keys. eos_token_ids: every id that ends a response.
+    With tensor parallelism all ranks call this together, after the process group exists. Raises ValueError naming the
+    config key.
     """
     if rollout.name == "sglang":
         raise ValueError(
-            "actor_rollout_ref.rollout.name=sglang is not supported: its engine runs in processes of its own, while the "
-            f"hybrid engine hands weights over inside one process. Choose one of {', '.join(ENGINES)}"
+            "actor_rollout_ref.rollout.name=sglang is not supported: its engine runs in processes of its own, while "
+            f"the hybrid engine hands weights over inside one process. Choose one of {', '.join(ENGINES)}"
         )
     if rollout.name not in ENGINES:
-        raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r} is unknown; choose one of {', '.join(ENGINES)}")
+        raise ValueError(
+            f"actor_rollout_ref.rollout.name={rollout.name!r} is unknown; choose one of {', '.join(ENGINES)}"
+        )
     settings = engine_settings(
         rollout,
         model_path,

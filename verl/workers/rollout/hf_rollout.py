@@ -1,8 +1,8 @@
 """Rollouts with the transformers model itself: no vLLM needed, any decoder that transformers runs.
 
-The engine holds its own copy of the model in the rollout dtype. Requests run as one batch with one KV cache, left-padded:
-new requests are prefilled together and join the running batch; finished rows leave it, and columns that no row needs any
-more are cut. One engine step is one prefill of a bunch or one token for every running row.
+The engine holds its own copy of the model in the rollout dtype. Requests run as one batch with one KV cache,
+left-padded: new requests are prefilled together and join the running batch; finished rows leave it, and columns that
+no row needs any more are cut. One engine step is one prefill of a bunch or one token for every running row.
 
 Left out: tensor parallelism, paged or shared-prefix caches, and sampling keys beyond temperature, top-p and top-k.
 """
@@ -77,8 +77,8 @@ class HFRollout:
     def __init__(self, settings: EngineSettings) -> None:
         if settings.tensor_parallel_size != 1:
             raise ValueError(
-                f"actor_rollout_ref.rollout.tensor_model_parallel_size={settings.tensor_parallel_size} needs rollout.name=vllm;"
-                " the hf engine runs on one rank"
+                f"actor_rollout_ref.rollout.tensor_model_parallel_size={settings.tensor_parallel_size} needs "
+                "rollout.name=vllm; the hf engine runs on one rank"
             )
         self.settings = settings
         self.hf_config = settings.load_hf_config()
@@ -94,7 +94,8 @@ class HFRollout:
         self._waiting: deque[RolloutRequest] = deque()
         self._batch: _Batch | None = None
         self._totals = dict.fromkeys(
-            ("generated_tokens", "prompt_tokens", "cached_prompt_tokens", "requests", "steps", "running_sum", "busy_s"), 0.0
+            ("generated_tokens", "prompt_tokens", "cached_prompt_tokens", "requests", "steps", "running_sum", "busy_s"),
+            0.0,
         )
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -158,9 +159,7 @@ class HFRollout:
         for row, request in enumerate(bunch):
             start = length - len(request.prompt_ids)
             tokens[row, start:], mask[row, start:] = request.prompt_ids, 1
-        rows = [
-            _Row(request, torch.Generator(self.device).manual_seed(request.seed % (1 << 63))) for request in bunch
-        ]
+        rows = [_Row(request, torch.Generator(self.device).manual_seed(request.seed % (1 << 63))) for request in bunch]
         batch = _Batch(rows, DynamicCache(), torch.from_numpy(mask).to(self.device))
         results = self._forward(batch, torch.from_numpy(tokens).to(self.device))
         if batch.rows and self._batch is not None:
@@ -214,7 +213,9 @@ class HFRollout:
         if row.tokens[-1] in self._eos and not sampling.ignore_eos:
             return FINISH_STOP
         length = len(row.request.prompt_ids) + len(row.tokens)
-        return FINISH_LENGTH if len(row.tokens) >= sampling.max_tokens or length >= self.settings.max_model_len else None
+        return (
+            FINISH_LENGTH if len(row.tokens) >= sampling.max_tokens or length >= self.settings.max_model_len else None
+        )
 
     def _to_result(self, row: _Row, reason: str) -> RolloutResult:
         self._totals["requests"] += 1
@@ -260,8 +261,9 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row from logits (rows, vocabulary).
 
-    Each row uses its own settings and generator: `argmax(p / e)` with e standard exponential draws from p. Returns tokens
-    (rows,) int64 and their log-probs (rows,) float32 in the distribution drawn from; greedy rows report temperature 1.
+    Each row uses its own settings and generator: `argmax(p / e)` with e standard exponential draws from p. Returns
+    tokens (rows,) int64 and their log-probs (rows,) float32 in the distribution drawn from; greedy rows report
+    temperature 1.
     """
     logits = logits.float()
     temperature = torch.tensor([[s.temperature or 1.0] for s in settings], device=logits.device)
@@ -301,5 +303,6 @@ def _pad_left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
 def _check_sampling(sampling: SamplingSettings) -> None:
     if sampling.extra:
         raise ValueError(
-            f"actor_rollout_ref.rollout.{min(sampling.extra)} is not known to rollout.name=hf; remove it or use name=vllm"
+            f"actor_rollout_ref.rollout.{min(sampling.extra)} is not known to rollout.name=hf; "
+            "remove it or use rollout.name=vllm"
         )

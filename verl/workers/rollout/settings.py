@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from verl.utils.model import update_model_config
 from verl.workers.rollout.base import SamplingSettings
 
 _DTYPES = {
@@ -31,8 +32,8 @@ _KEY = "actor_rollout_ref.rollout"
 class EngineSettings:
     """What an engine is built from.
 
-    Lengths and budgets count tokens. The KV cache takes `kv_cache_memory_mb` MiB, or, where that is None, what the share
-    `gpu_memory_utilization` of the device leaves beside the weights (on CPU: what some 64 full sequences need).
+    Lengths and budgets count tokens. The KV cache takes `kv_cache_memory_mb` MiB, or, where that is None, what the
+    share `gpu_memory_utilization` of the device leaves beside the weights (on CPU: what some 64 full sequences need).
     """
 
     model_path: str
@@ -58,7 +59,7 @@ class EngineSettings:
     def load_hf_config(self) -> PretrainedConfig:
         """The model's configuration with the overrides applied."""
         config = AutoConfig.from_pretrained(self.model_path, trust_remote_code=self.trust_remote_code)
-        config.update(dict(self.hf_overrides))
+        update_model_config(config, dict(self.hf_overrides))
         return config
 
 
@@ -106,8 +107,8 @@ def engine_settings(
         )
     if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < max_model_len:
         raise ValueError(
-            f"{_KEY}.max_num_batched_tokens={rollout.max_num_batched_tokens} is smaller than max_model_len={max_model_len}"
-            ", which works only with enable_chunked_prefill=True"
+            f"{_KEY}.max_num_batched_tokens={rollout.max_num_batched_tokens} is smaller than "
+            f"max_model_len={max_model_len}, which works only with enable_chunked_prefill=True"
         )
     if not 0 < rollout.gpu_memory_utilization <= 1:
         raise ValueError(f"{_KEY}.gpu_memory_utilization={rollout.gpu_memory_utilization} must lie in (0, 1]")
@@ -137,8 +138,8 @@ def engine_settings(
 def sampling_settings(rollout: Any, validate: bool = False) -> SamplingSettings:
     """How the config asks responses to be drawn: `rollout.*`, or `rollout.val_kwargs.*` when validating.
 
-    `do_sample=False` is greedy decoding whatever the temperature says. Keys added with a plus go to the engine's sampling
-    parameters by their name.
+    `do_sample=False` is greedy decoding whatever the temperature says. Keys added with a plus go to the engine's
+    sampling parameters by their name.
     """
     source = rollout.val_kwargs if validate else rollout
     return SamplingSettings(

@@ -1,8 +1,8 @@
 """vLLM in this process, as a rollout engine. The one file that knows how vLLM versions (0.25 to 0.33) differ.
 
-The engine lives in the process that holds the training shard, so that weights pass without a copy through another process.
-With tensor parallelism each rank builds its own engine under vLLM's `external_launcher`; all ranks of a replica then make
-the same calls and stay in step because every decision of the scheduler is deterministic.
+The engine lives in the process that holds the training shard, so that weights pass without a copy through another
+process. With tensor parallelism each rank builds its own engine under vLLM's `external_launcher`; all ranks of a
+replica then make the same calls and stay in step because every decision of the scheduler is deterministic.
 
 Three rules follow from how vLLM behaves:
 - every request carries its seed, since requests without one draw from the global generator;
@@ -35,16 +35,13 @@ from verl.workers.rollout.base import (
     RolloutResult,
     SamplingSettings,
 )
+from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes
 from verl.workers.rollout.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings, check_requests
 
 logger = logging.getLogger(__name__)
 
 _KEY = "actor_rollout_ref.rollout"
-_CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-_CPU_BLOCK = 128  # tokens per KV block of the CPU backend
-_CPU_KV_CAP = 512 << 20  # bytes; the CPU backend touches all of it at start
-_CPU_KV_ROWS = 64  # sequences of full length that the CPU cache is made for, as far as the cap allows
 
 
 class VLLMRollout:
@@ -67,7 +64,8 @@ class VLLMRollout:
         self._load_in_place = self._on_cuda and self._llm.apply_model(_weights_keep_their_layout)[0]
         self._pending: dict[str, int] = {}  # request id -> prompt length
         self._totals = dict.fromkeys(
-            ("generated_tokens", "prompt_tokens", "cached_prompt_tokens", "requests", "steps", "running_sum", "busy_s"), 0.0
+            ("generated_tokens", "prompt_tokens", "cached_prompt_tokens", "requests", "steps", "running_sum", "busy_s"),
+            0.0,
         )
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -158,9 +156,9 @@ class VLLMRollout:
     def load_weights(self, weights: NamedTensors) -> None:
         """Take all weights, in model order, on every rank of the replica in lockstep.
 
-        On CUDA an unquantised model takes them in place. Elsewhere (the CPU backend packs its matrices after loading, and
-        so do quantised models) the layers go through vLLM's own reload. An error inside `weights` leaves a model that
-        cannot run, so whoever yields them does everything that can fail beforehand.
+        On CUDA an unquantised model takes them in place. Elsewhere (the CPU backend packs its matrices after loading,
+        and so do quantised models) the layers go through vLLM's own reload. An error inside `weights` leaves a model
+        that cannot run, so whoever yields them does everything that can fail beforehand.
         """
         assert not self._pending, "weights must not change under running requests"
         try:
@@ -188,48 +186,6 @@ class VLLMRollout:
 
 
 # -- building ----------------------------------------------------------------------------------------------------------
-
-
-def check_model(config: PretrainedConfig, settings: EngineSettings) -> None:
-    """Refuse a model that vLLM could not run with these settings; ValueError naming the key."""
-    text = config.get_text_config()
-    heads, tensor_parallel = text.num_attention_heads, settings.tensor_parallel_size
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
-        raise ValueError(
-            f"{_KEY}.tensor_model_parallel_size={tensor_parallel} does not divide the model's {heads} attention heads and "
-            f"{kv_heads} key/value heads"
-        )
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    if settings.device == "cpu" and head_dim not in _CPU_HEAD_DIMS:
-        raise ValueError(
-            f"actor_rollout_ref.model.path: vLLM on CPU has no attention for head_dim={head_dim}; it supports "
-            f"{', '.join(map(str, _CPU_HEAD_DIMS))}. Use another model or {_KEY}.name=hf"
-        )
-    rope = getattr(text, "rope_scaling", None) or getattr(text, "rope_parameters", None) or {}
-    limit = getattr(text, "max_position_embeddings", None)
-    if limit and rope.get("rope_type", "default") == "default" and settings.max_model_len > limit:
-        raise ValueError(
-            f"{_KEY}.max_model_len={settings.max_model_len} is beyond the {limit} positions the model was made for; lower "
-            "data.max_prompt_length + data.max_response_length"
-        )
-
-
-def cpu_kv_cache_bytes(config: PretrainedConfig, settings: EngineSettings) -> int:
-    """Bytes of KV cache for a CPU engine.
-
-    As asked for, else room for 64 sequences of full length within 512 MiB; never less than one sequence.
-    """
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // settings.tensor_parallel_size)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    per_block = 2 * text.num_hidden_layers * kv_heads * head_dim * settings.dtype.itemsize * _CPU_BLOCK
-    blocks_per_row = -(-settings.max_model_len // _CPU_BLOCK)
-    wanted = min(per_block * blocks_per_row * min(settings.max_num_seqs, _CPU_KV_ROWS), _CPU_KV_CAP)
-    if settings.kv_cache_memory_mb is not None:
-        wanted = settings.kv_cache_memory_mb << 20
-    return max(wanted, per_block * (blocks_per_row + 2))
 
 
 def _prepare_environment(settings: EngineSettings) -> None:
@@ -310,7 +266,9 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
         if settings.device == "cpu" and settings.tensor_parallel_size > 1:
             _name_shared_memory_by_job()
     elif settings.tensor_parallel_size > 1:
-        raise ValueError(f"{_KEY}.tensor_model_parallel_size={settings.tensor_parallel_size} needs as many ranks, here is 1")
+        raise ValueError(
+            f"{_KEY}.tensor_model_parallel_size={settings.tensor_parallel_size} needs as many ranks, here is 1"
+        )
     kwargs.update(_known_engine_kwargs(settings.engine_kwargs))
     logger.info("building vLLM: %s", kwargs)
     return LLM(**kwargs)
@@ -336,7 +294,8 @@ def _known_engine_kwargs(engine_kwargs: Any) -> dict[str, Any]:
 def _name_shared_memory_by_job() -> None:
     """Give the shared memory of CPU tensor parallelism a name of this job.
 
-    Under `external_launcher` vLLM names it the same in every job, so that a second job, or one after an unclean end, fails.
+    Under `external_launcher` vLLM names it the same in every job, so that a second job, or one after an unclean end,
+    fails.
     """
     from vllm.distributed.device_communicators import cpu_communicator
 
@@ -355,7 +314,9 @@ def _name_shared_memory_by_job() -> None:
 def _weights_keep_their_layout(model: torch.nn.Module) -> bool:
     """True if every layer keeps its weights as the checkpoint has them, so that they can be written over in place."""
     plain = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
-    methods = {type(module.quant_method).__name__ for module in model.modules() if getattr(module, "quant_method", None)}
+    methods = {
+        type(module.quant_method).__name__ for module in model.modules() if getattr(module, "quant_method", None)
+    }
     latent_attention = any("MLA" in type(module).__name__ for module in model.modules())
     return methods <= plain and not latent_attention
 

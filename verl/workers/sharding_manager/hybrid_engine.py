@@ -4,8 +4,8 @@
           → roll out
           → end_rollout: the engine sleeps → train
 
-Weights travel only when they changed or the engine forgot them. After a sync `verify` asks both sides for the log-probs of
-the same tokens; they must agree within rounding. On CPU the same calls run, and sleeping frees nothing.
+Weights travel only when they changed or the engine forgot them. After a sync `verify` asks both sides for the
+log-probs of the same tokens; they must agree within rounding. On CPU the same calls run, and sleeping frees nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _PROBE_ROWS, _PROBE_PROMPT, _PROBE_RESPONSE = 4, 16, 48
 class HybridEngine:
     """Moves weights and device memory between `actor_module` and `engine`.
 
-    actor_module: FSDP2 or plain module, with or without LoRA adapters. dtype: of the engine's weights. device: where the
-    engine computes. tolerance: largest mean log-prob gap that `verify` accepts (None: by dtype). All methods are to be
-    called on all ranks together.
+    actor_module: FSDP2 or plain module, with or without LoRA adapters. dtype: of the engine's weights. device: where
+    the engine computes. tolerance: largest mean log-prob gap that `verify` accepts (None: by dtype). All methods are
+    to be called on all ranks together.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class HybridEngine:
     def begin_rollout(self) -> dict[str, float]:
         """Give the engine its memory and the current weights.
 
-        Returns `timing_s/weight_sync` (seconds, the whole call), `perf/weight_sync/tensors` (0 if nothing had to travel)
-        and the memory ledger before and after.
+        Returns `timing_s/weight_sync` (seconds, the whole call), `perf/weight_sync/tensors` (0 if nothing had to
+        travel) and the memory ledger before and after.
         """
         assert not self.rolling_out, "begin_rollout called twice"
         started = time.perf_counter()
@@ -109,9 +109,9 @@ class HybridEngine:
         """Compare the trainer's log-probs with the engine's, between begin_rollout and end_rollout.
 
         score_fn: token id arrays to arrays of the log-probs, at temperature 1, of tokens 1.. given their prefix.
-        sequences: what to score; None lets the engine sample a few from random prompts, which also compares the log-probs
-        that come with sampled tokens. Returns `rollout/probe_gap_mean` and `..._max` in nats, the largest over ranks.
-        Raises RuntimeError on all ranks if the mean gap is beyond the tolerance on one.
+        sequences: what to score; None lets the engine sample a few from random prompts, which also compares the
+        log-probs that come with sampled tokens. Returns `rollout/probe_gap_mean` and `..._max` in nats, the largest
+        over ranks. Raises RuntimeError on all ranks if the mean gap is beyond the tolerance on one.
         """
         assert self.rolling_out, "verify needs begin_rollout"
         gaps: list[np.ndarray] = []
@@ -160,8 +160,8 @@ class HybridEngine:
 def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
     """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, used, free (CPU: rss).
 
-    `used` and `free` are the driver's view of the device. `allocated` and `reserved` are torch's, and count the engine's
-    pool even while it sleeps.
+    `used` and `free` are the driver's view of the device. `allocated` and `reserved` are torch's, and count the
+    engine's pool even while it sleeps.
     """
     key = f"perf/memory_gb/{border}"
     if device.type != "cuda":
@@ -184,9 +184,10 @@ def _release_cached(device: torch.device) -> None:
 
 def _advice(mean: float, largest: float, tolerance: float, dtype: torch.dtype) -> str:
     return (
-        f"trainer and rollout engine disagree: mean log-prob gap {mean:.3g} (largest {largest:.3g}), accepted {tolerance:.3g}."
-        f" The engine runs in {str(dtype).removeprefix('torch.')}. Either weights did not arrive whole (a model whose"
-        " parameter names differ between transformers and vLLM, or an untied head that is tied in config.json), or the two"
-        " run different code for this model: try actor_rollout_ref.rollout.dtype=float32 or rollout.name=hf to tell which."
-        " If the gap is rounding that you accept, raise actor_rollout_ref.rollout.probe_tolerance."
+        f"trainer and rollout engine disagree: mean log-prob gap {mean:.3g} (largest {largest:.3g}), accepted "
+        f"{tolerance:.3g}. The engine runs in {str(dtype).removeprefix('torch.')}. Either weights did not arrive whole "
+        "(a model whose parameter names differ between transformers and vLLM, or an untied head that is tied in "
+        "config.json), or the two run different code for this model: actor_rollout_ref.rollout.dtype=float32 or "
+        "rollout.name=hf tell which. If the gap is rounding that you accept, raise "
+        "actor_rollout_ref.rollout.probe_tolerance."
     )

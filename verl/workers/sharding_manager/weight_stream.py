@@ -1,9 +1,9 @@
 """The trainer's parameters as a stream of full tensors under their Hugging Face names.
 
-One parameter at a time is gathered from its shards, cast and handed on, so a rank never holds more than one full tensor
-beside its shard. Adapters are merged on the way: the engine sees `W + scale * B @ A` and knows nothing of LoRA. All ranks
-iterate in lockstep, because gathering is a collective. Everything that can be wrong is found by `plan_weights`; the
-iterator itself does arithmetic and collectives only.
+One parameter at a time is gathered from its shards, cast and handed on, so a rank never holds more than one full
+tensor beside its shard. Adapters are merged on the way: the engine sees `W + scale * B @ A` and knows nothing of
+LoRA. All ranks iterate in lockstep, because gathering is a collective. Everything that can be wrong is found by
+`plan_weights`; the iterator itself does arithmetic and collectives only.
 
 Left out: adapters that are more than a sum of two factors (DoRA, trained biases), which `plan_weights` refuses.
 """
@@ -113,7 +113,9 @@ def _is_adapted(module: nn.Module) -> bool:
 def _updates_of(name: str, module: nn.Module) -> tuple[LowRankUpdate, ...]:
     key = "actor_rollout_ref.model.target_modules"
     if len(getattr(module, "lora_magnitude_vector", ())):
-        raise ValueError(f"{key}: the adapter of {name} scales weights by magnitude (DoRA), which cannot be merged here")
+        raise ValueError(
+            f"{key}: the adapter of {name} scales weights by magnitude (DoRA), which cannot be merged here"
+        )
     if any(module.lora_B[adapter].bias is not None for adapter in module.lora_B):
         raise ValueError(f"{key}: the adapter of {name} trains a bias; use LoRA without biases")
     if len(getattr(module, "lora_embedding_A", ())):

@@ -1,0 +1,55 @@
+"""Whether vLLM can run a model with given settings, and a CPU engine's KV cache: arithmetic on shapes alone."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from verl.workers.rollout.settings import EngineSettings
+
+_KEY = "actor_rollout_ref.rollout"
+_CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_CPU_BLOCK = 128  # tokens per KV block of the CPU backend
+_CPU_KV_CAP = 512 << 20  # bytes; the CPU backend touches all of it at start
+_CPU_KV_ROWS = 64  # sequences of full length that the CPU cache is made for, as far as the cap allows
+
+
+def check_model(config: PretrainedConfig, settings: EngineSettings) -> None:
+    """Refuse a model that vLLM could not run with these settings; ValueError naming the key."""
+    text = config.get_text_config()
+    heads, tensor_parallel = text.num_attention_heads, settings.tensor_parallel_size
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
+        raise ValueError(
+            f"{_KEY}.tensor_model_parallel_size={tensor_parallel} does not divide the model's {heads} attention heads "
+            f"and {kv_heads} key/value heads"
+        )
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    if settings.device == "cpu" and head_dim not in _CPU_HEAD_DIMS:
+        raise ValueError(
+            f"actor_rollout_ref.model.path: vLLM on CPU has no attention for head_dim={head_dim}; it supports "
+            f"{', '.join(map(str, _CPU_HEAD_DIMS))}. Use another model or {_KEY}.name=hf"
+        )
+    rope = getattr(text, "rope_scaling", None) or getattr(text, "rope_parameters", None) or {}
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit and rope.get("rope_type", "default") == "default" and settings.max_model_len > limit:
+        raise ValueError(
+            f"{_KEY}.max_model_len={settings.max_model_len} is beyond the {limit} positions the model was made for; "
+            "lower data.max_prompt_length + data.max_response_length"
+        )
+
+
+def cpu_kv_cache_bytes(config: PretrainedConfig, settings: EngineSettings) -> int:
+    """Bytes of KV cache for a CPU engine.
+
+    As asked for, else room for 64 sequences of full length within 512 MiB; never less than one sequence.
+    """
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = max(1, (getattr(text, "num_key_value_heads", None) or heads) // settings.tensor_parallel_size)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    per_block = 2 * text.num_hidden_layers * kv_heads * head_dim * settings.dtype.itemsize * _CPU_BLOCK
+    blocks_per_row = -(-settings.max_model_len // _CPU_BLOCK)
+    wanted = min(per_block * blocks_per_row * min(settings.max_num_seqs, _CPU_KV_ROWS), _CPU_KV_CAP)
+    if settings.kv_cache_memory_mb is not None:
+        wanted = settings.kv_cache_memory_mb << 20
+    return max(wanted, per_block * (blocks_per_row + 2))
