@@ -1,0 +1,104 @@
+"""What only a GPU shows: the variable-length kernel, bf16 compute, offloading, compiled layers. Run with ``-m gpu``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workers.tiny import actor_config, random_rows, save_tiny_model
+from verl.models import attention
+from verl.models.build import ModelSpec, build_model
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
+from verl.workers.actor import DataParallelPPOActor
+from verl.workers.device_state import OffloadedState
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+MIXED = ShardingOptions(torch.bfloat16, torch.float32)
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    ensure_process_group("cuda")
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def _actor(path: str, options: ShardingOptions = MIXED, checkpointing: bool = False) -> DataParallelPPOActor:
+    spec = ModelSpec(path, gradient_checkpointing=checkpointing)
+    module = build_model(spec, create_device_mesh(1, -1, "cuda"), options)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=not options.cpu_offload)
+    actor = DataParallelPPOActor(actor_config(), module, optimizer)
+    actor.device = DEVICE
+    return actor
+
+
+def test_the_varlen_kernel_agrees_with_the_row_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = [300, 1, 777, 64]
+    q, k, v = (torch.randn(1, h, sum(lengths), 64, generator=generator).to(DEVICE, torch.bfloat16) for h in (12, 2, 2))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    cu = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    weight = torch.randn(1, sum(lengths), 12, 64, generator=generator).to(DEVICE, torch.bfloat16)
+    for window in (None, 100):
+        outputs, gradients = [], []
+        for extra in ({"max_length_q": 1024}, {"row_lengths": tuple(lengths)}):
+            out, _ = attention.packed_attention(
+                torch.nn.Module(), q, k, v, None, scaling=0.125, sliding_window=window, cu_seq_lens_q=cu, **extra
+            )
+            outputs.append(out)
+            gradients.append(torch.autograd.grad((out * weight).sum(), (q, k, v)))
+        torch.testing.assert_close(*outputs, atol=2e-2, rtol=2e-2)
+        for ours, theirs in zip(*gradients):
+            assert (ours - theirs).float().norm() < 0.01 * theirs.float().norm()
+
+
+def test_bf16_log_probs_are_near_those_of_float32(model_path: str) -> None:
+    rows = random_rows(16)
+    exact, _ = _actor(model_path, ShardingOptions()).compute_log_prob(rows)
+    mixed, _ = _actor(model_path).compute_log_prob(rows)
+    assert (exact - mixed).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("change", [{"compile_layers": True}, {"cpu_offload": True}])
+def test_compiling_and_offloading_change_no_result(model_path: str, change: dict[str, bool]) -> None:
+    plain, changed = _actor(model_path), _actor(model_path, dataclasses.replace(MIXED, **change), checkpointing=True)
+    expected, got = (actor.update_policy(random_rows(16)) for actor in (plain, changed))
+    for name, value in expected.items():
+        assert got[name] == pytest.approx(value, abs=0.02, rel=0.05), name
+    theirs = dict(full_parameters(plain.actor_module))
+    for name, tensor in full_parameters(changed.actor_module):
+        torch.testing.assert_close(tensor.cpu(), theirs[name].cpu(), atol=3e-3, rtol=0)
+
+
+def test_offloaded_state_frees_the_device_and_comes_back(model_path: str) -> None:
+    kept, moved = _actor(model_path), _actor(model_path)
+    state = OffloadedState(moved.actor_module, moved.actor_optimizer, DEVICE, params=True, optimizer_state=True)
+    for _ in range(2):
+        kept.update_policy(random_rows(16))
+        assert not next(moved.actor_module.parameters()).is_cuda
+        with state.loaded(with_optimizer=True):
+            moved.update_policy(random_rows(16))
+        with state.loaded():
+            moved.compute_log_prob(random_rows(16))
+    theirs = dict(full_parameters(kept.actor_module))
+    with state.loaded():
+        for name, tensor in full_parameters(moved.actor_module):
+            torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0)
+
+
+def test_a_checkpoint_continues_on_the_gpu(model_path: str, tmp_path: Path) -> None:
+    first, second = _actor(model_path), _actor(model_path)
+    first.update_policy(random_rows(16))
+    FSDPCheckpointManager(first.actor_module, first.actor_optimizer).save_checkpoint(str(tmp_path / "actor"))
+    FSDPCheckpointManager(second.actor_module, second.actor_optimizer).load_checkpoint(str(tmp_path / "actor"))
+    for actor in (first, second):
+        actor.update_policy(random_rows(16, seed=1))
+    theirs = dict(full_parameters(first.actor_module))
+    for name, tensor in full_parameters(second.actor_module):
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0)
