@@ -10,7 +10,7 @@ import pytest
 
 from verl.trainer.config import ConfigError, compose_config, default_config, to_dataclass, validate
 from verl.trainer.config.convert import known_keys
-from verl.trainer.config.machine import visible_gpus
+from verl.trainer.config.machine import resolve_device, visible_gpus
 from verl.trainer.config.notices import NO_EFFECT, notices
 from verl.trainer.config.validate_files import local_folder, package_folder
 
@@ -168,6 +168,14 @@ def test_gpus_are_counted(sound: list[str], monkeypatch) -> None:
     monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda: 0)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # the GPUs are elsewhere
     check(sound, "trainer.device=cuda")
+
+
+def test_auto_means_cuda_where_there_is_a_gpu(monkeypatch) -> None:
+    config = default_config("trainer.device=auto")
+    for gpus, device in ((0, "cpu"), (2, "cuda")):
+        monkeypatch.setattr("verl.trainer.config.machine.visible_gpus", lambda gpus=gpus: gpus)
+        assert resolve_device(config).trainer.device == device
+    assert resolve_device(default_config()).trainer.device == "cuda"
 
 
 def test_cuda_visible_devices_hides_gpus(monkeypatch) -> None:

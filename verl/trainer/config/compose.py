@@ -315,9 +315,10 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
 def _check(composition: Composition) -> None:
     """Explains the configuration where that is asked for, and validates it."""
     from verl.trainer.config.explain import explain
+    from verl.trainer.config.machine import resolve_device
     from verl.trainer.config.validate import validate
 
-    config = to_dataclass(composition.config)
+    config = resolve_device(to_dataclass(composition.config))
     if config.explain:
         sys.stdout.write(explain(composition) + "\n")
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.config.compose import Composition
 from verl.trainer.config.convert import to_dataclass
 from verl.trainer.config.derived import derived_lines
+from verl.trainer.config.machine import resolve_device
 from verl.trainer.config.notices import notices
 
 _NAME_WIDTH = 62
@@ -17,7 +18,7 @@ _VALUE_WIDTH = 34
 
 def explain(composition: Composition) -> str:
     """The text that ``explain=true`` prints."""
-    config = to_dataclass(composition.config)
+    config = resolve_device(to_dataclass(composition.config))
     lines = [f"{name:<{_NAME_WIDTH}} {value:<{_VALUE_WIDTH}} {source}" for name, value, source in sources(composition)]
     lines += ["", "What follows from it:"]
     lines += [f"  {name:<44} {value}" for name, value in derived_lines(config)]

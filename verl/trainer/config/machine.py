@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
+
+from verl.trainer.config.schema import PPOTrainerConfig
 
 
 def visible_gpus() -> int:
@@ -19,3 +22,11 @@ def visible_gpus() -> int:
 def cpu_count() -> int:
     """CPUs this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resolve_device(config: PPOTrainerConfig) -> PPOTrainerConfig:
+    """The configuration with ``trainer.device=auto`` replaced by ``cuda`` where there is a GPU, else by ``cpu``."""
+    if config.trainer.device != "auto":
+        return config
+    device = "cuda" if visible_gpus() else "cpu"
+    return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, device=device))

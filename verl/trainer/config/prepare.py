@@ -10,6 +10,7 @@ import yaml
 from omegaconf import DictConfig
 
 from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.machine import resolve_device
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate import notices, validate
 
@@ -26,7 +27,7 @@ def prepare_config(config: DictConfig) -> PPOTrainerConfig:
     Raises:
         ConfigError: the configuration cannot run; nothing has been written then.
     """
-    typed = to_dataclass(config)
+    typed = resolve_device(to_dataclass(config))
     validate(typed)
     text = to_yaml(typed)
     logger.info("resolved configuration:\n%s", text)

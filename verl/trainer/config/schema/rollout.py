@@ -65,6 +65,7 @@ class RolloutConfig(ConfigNode):
     tensor_model_parallel_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    kv_cache_memory_mb: int | None
     max_steps_per_slice: int
     enable_chunked_prefill: bool
     disable_log_stats: bool
