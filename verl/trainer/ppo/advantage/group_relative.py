@@ -7,12 +7,17 @@ by its first step. Filler rows count nowhere.
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import numpy as np
 import torch
 
 from gigpo.core_gigpo import episode_norm_reward, on_tokens, one_row_per_trajectory, row_scores
 from gigpo.groups import GroupStatistics, factorize, group_statistics
 from verl.trainer.ppo.advantage.registry import AdvantageEstimator, AdvantageInputs, register_adv_est
+
+logger = logging.getLogger(__name__)
 
 
 def score_statistics(
@@ -82,8 +87,9 @@ def compute_grpo_passk_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pass@k GRPO (arXiv 2503.19595): the best of a group gets its lead over the second best, everything else 0.
 
-    With `compute_mean_std_cross_steps` the best *row* gets it. Without, trajectories compete, and every row of the best
-    one gets it. Arguments and returns as in `compute_grpo_outcome_advantage`.
+    With `compute_mean_std_cross_steps` the best *row* gets it, which means something for episodes of one step: steps of
+    one episode share its reward, so that the two best rows usually tie. Without, trajectories compete, and every row of
+    the best one gets its lead. Arguments and returns as in `compute_grpo_outcome_advantage`.
 
     Raises:
         ValueError: a group has fewer than two that compete.
@@ -139,6 +145,15 @@ def compute_rloo_outcome_advantage(
     return advantages, advantages
 
 
+@functools.cache
+def warn_of_ties_between_steps() -> None:
+    """Say once that pass@k over steps gives next to nothing."""
+    logger.warning(
+        "grpo_passk compares steps, and steps of one episode share its reward: the best has no lead and gets no "
+        "advantage. Set algorithm.compute_mean_std_cross_steps=False to compare episodes"
+    )
+
+
 @register_adv_est(AdvantageEstimator.GRPO)
 def grpo(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """GRPO; Dr.GRPO with `norm_adv_by_std_in_grpo=False` and `actor.loss_agg_mode=seq-mean-token-sum-norm`."""
@@ -156,6 +171,8 @@ def grpo(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
 @register_adv_est(AdvantageEstimator.GRPO_PASSK)
 def grpo_passk(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Pass@k GRPO."""
+    if inputs.config.compute_mean_std_cross_steps and len(set(inputs.traj_index)) < len(inputs.traj_index):
+        warn_of_ties_between_steps()
     return compute_grpo_passk_outcome_advantage(
         inputs.token_level_rewards,
         inputs.response_mask,
