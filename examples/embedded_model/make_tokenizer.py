@@ -1,22 +1,17 @@
-"""Train the embedded model's tokenizer on demonstrations: a small byte-level BPE that reads shop pages cheaply.
+"""The embedded model's tokenizer, trained on demonstrations: a small byte-level BPE that reads shop pages cheaply.
 
-    python -m examples.embedded_model.make_tokenizer --demonstrations demos.parquet --output model_dir
-
-Numbers are split into groups of at most two digits and product codes into pairs, and the separators of the shop's
+Text is lower-cased, as the shop does with every action: copying a word from a title or a product code from a link is
+then copying tokens. Numbers are split into groups of at most two digits and product codes into pairs, and the separators of the shop's
 pages and action lists are single tokens. Bytes are the base alphabet: any text encodes.
 """
 from __future__ import annotations
 
-import argparse
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-logger = logging.getLogger(__name__)
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKERS = ["' [SEP] '", "',\n'click[", "'click[", "click[", "search[", "]", "<think>", "</think>\n", "</think>", "<action>",
@@ -43,6 +38,7 @@ def texts(path: Path) -> Iterator[str]:
 def train(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     """A tokenizer of ``vocab_size`` entries with Qwen's chat markers."""
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
@@ -69,19 +65,3 @@ def train(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demonstrations", type=Path, required=True, help="parquet with prompt and response columns")
-    parser.add_argument("--output", type=Path, required=True, help="folder for tokenizer.json and its config")
-    parser.add_argument("--vocab_size", type=int, default=3072)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
-    tokenizer = train(args.demonstrations, args.vocab_size)
-    tokenizer.save_pretrained(args.output)
-    logger.info("%d tokens written to %s", len(tokenizer), args.output)
-
-
-if __name__ == "__main__":
-    main()

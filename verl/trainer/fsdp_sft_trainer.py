@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoTokenizer
 
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import forward_log_probs
@@ -41,6 +40,7 @@ from verl.utils.fsdp_utils import (
     to_torch_dtype,
 )
 from verl.utils.lr_schedule import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.guarded_step import GuardedOptimizer
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class SFTTrainer:
         if not any(folder.glob("tokenizer*")):
             logger.info("%s has no tokenizer: rows must hold token ids", folder)
             return None
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+        return hf_tokenizer(str(folder), trust_remote_code=model.trust_remote_code)
 
     def _dataset(self, files: Any) -> SFTDataset:
         data = self.config.data

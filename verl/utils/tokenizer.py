@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +37,24 @@ def hf_tokenizer(
     """
     if correct_gemma2 and "gemma-2-2b-it" in str(name_or_path):
         kwargs.update(eos_token="<end_of_turn>", eos_token_id=107)
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+    loader = PreTrainedTokenizerFast if _is_generic(Path(name_or_path)) else AutoTokenizer
+    tokenizer = loader.from_pretrained(name_or_path, **kwargs)
     if correct_pad_token:
         set_pad_token_id(tokenizer)
     return tokenizer
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether the folder says that its tokenizer.json is to be taken as it lies.
+
+    ``AutoTokenizer`` does not listen for some model types (qwen2 among them): it puts that type's own text splitting in
+    the file's place, and other tokens come out.
+    """
+    config = folder / "tokenizer_config.json"
+    if not config.is_file() or not (folder / "tokenizer.json").is_file():
+        return False
+    declared = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
+    return declared in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def hf_processor(name_or_path: str, **kwargs: Any) -> Any | None:
