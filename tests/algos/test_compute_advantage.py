@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +189,20 @@ def test_a_users_file_needs_a_decorator_and_a_key(tmp_path: Path) -> None:
     assert result.meta_info["advantage_metrics"] == {"sign/rows": 5.0}
     ones = torch.ones(1, 2)
     assert get_policy_loss_fn("plain_ratio")(ones, ones, ones, ones, None).loss.tolist() == [[-1.0, -1.0]]
+
+
+def test_the_file_in_the_docs_works(tmp_path: Path) -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+    (block,) = re.findall(r"```python\n(.*?)```", docs.read_text(), flags=re.DOTALL)
+    path = tmp_path / "my_algorithms.py"
+    path.write_text(block.replace('"sign"', '"sign_of_the_docs"'))
+    import_external_lib(str(path))
+    result = compute_advantage(batch(), algorithm_config("sign_of_the_docs"))
+    assert result.batch["advantages"][:, 0].tolist() == [1.0, 1.0, 0.0, -1.0, 1.0]
+    assert result.meta_info["advantage_metrics"] == pytest.approx({"sign/positive": 0.6})
+    old, new, ones = torch.zeros(1, 2), torch.tensor([[0.5, 0.0]]), torch.ones(1, 2)
+    loss = get_policy_loss_fn("soft_ratio")(old, new, ones, ones, None).loss
+    assert loss.tolist()[0] == pytest.approx([-math.tanh(0.5), 0.0])
 
 
 def test_external_lib_says_what_is_wrong(tmp_path: Path) -> None:
