@@ -1,8 +1,8 @@
 """The embedded model's tokenizer, trained on demonstrations: a small byte-level BPE that reads shop pages cheaply.
 
 Text is lower-cased, as the shop does with every action: copying a word from a title or a product code from a link is
-then copying tokens. Numbers are split into groups of at most two digits and product codes into pairs, and the separators of the shop's
-pages and action lists are single tokens. Bytes are the base alphabet: any text encodes.
+then copying tokens. Numbers are split into groups of at most two digits and product codes into pairs, and the
+separators of the shop's pages and action lists are single tokens. Bytes are the base alphabet: any text encodes.
 """
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-MARKERS = ["' [SEP] '", "',\n'click[", "'click[", "click[", "search[", "]", "<think>", "</think>\n", "</think>", "<action>",
-           "</action>"]
+MARKERS = ["' [SEP] '", "',\n'click[", "'click[", "click[", "search[", "]"]
+MARKERS += ["<think>", "</think>\n", "</think>", "<action>", "</action>"]
 # A product code (B0 and eight letters) is cut into pairs, so that it reads the same in upper and lower case.
 CODE = r"[bB]0(?=[A-Za-z]{8})|" + "|".join(rf"(?<=[bB]0[A-Za-z]{{{n}}})[A-Za-z]{{2}}" for n in (0, 2, 4, 6))
 WORDS = CODE + r"|\d{1,2}| ?\p{L}+|\s+| ?[^\s\p{L}\d]+"

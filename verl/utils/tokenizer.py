@@ -32,7 +32,7 @@ def hf_tokenizer(
 
     Args:
         correct_pad_token: see ``set_pad_token_id``.
-        correct_gemma2: Gemma 2 ends a chat turn with ``<end_of_turn>`` (107), which its tokenizer does not call the end.
+        correct_gemma2: Gemma 2 ends a chat turn with ``<end_of_turn>`` (107), not with its end-of-sequence token.
         kwargs: for ``AutoTokenizer.from_pretrained``.
     """
     if correct_gemma2 and "gemma-2-2b-it" in str(name_or_path):

@@ -16,6 +16,7 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
+ROWS_PER_ENCODING = 4096
 TRUNCATION = ("error", "left", "right")
 
 
@@ -54,8 +55,11 @@ class SFTDataset:
         self.prompts: list[np.ndarray] = []
         self.responses: list[np.ndarray] = []
         for path in [files] if isinstance(files, str) else files:
-            for prompt, response in zip(*read_columns(path, (prompt_key, response_key)), strict=True):
-                self._add(self._encode_prompt(prompt), self._encode_response(response))
+            prompts, responses = read_columns(path, (prompt_key, response_key))
+            for first in range(0, len(prompts), ROWS_PER_ENCODING):
+                part = slice(first, first + ROWS_PER_ENCODING)
+                for row in zip(self._encode_prompts(prompts[part]), self._encode_responses(responses[part]), strict=True):
+                    self._add(*row)
         if not self.prompts:
             raise ValueError(f"no rows in {files}: check data.train_files")
         lengths = [len(p) + len(r) for p, r in zip(self.prompts, self.responses)]
@@ -71,20 +75,24 @@ class SFTDataset:
         """``(prompt ids, response ids)``."""
         return self.prompts[index], self.responses[index]
 
-    def _encode_prompt(self, prompt: Any) -> np.ndarray:
-        if not isinstance(prompt, str):
-            return np.asarray(prompt, dtype=np.int32)
-        text = prompt
+    def _encode_prompts(self, prompts: list[Any]) -> list[np.ndarray]:
+        if not isinstance(prompts[0], str):
+            return [np.asarray(prompt, dtype=np.int32) for prompt in prompts]
         if self.apply_chat_template:
-            chat = [{"role": "user", "content": prompt}]
-            text = self._tokenizer().apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        return np.asarray(self._tokenizer().encode(text, add_special_tokens=False), dtype=np.int32)
+            chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            prompts = self._tokenizer().apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        return self._encode(prompts)
 
-    def _encode_response(self, response: Any) -> np.ndarray:
-        if not isinstance(response, str):
-            return np.asarray(response, dtype=np.int32)
-        ids = self._tokenizer().encode(response, add_special_tokens=False)
-        return np.asarray(ids + [self._tokenizer().eos_token_id] if self.append_eos else ids, dtype=np.int32)
+    def _encode_responses(self, responses: list[Any]) -> list[np.ndarray]:
+        if not isinstance(responses[0], str):
+            return [np.asarray(response, dtype=np.int32) for response in responses]
+        end = [self._tokenizer().eos_token_id] if self.append_eos else []
+        return [np.append(ids, end).astype(np.int32) for ids in self._encode(responses)]
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of many texts; a fast tokenizer encodes them on all cores."""
+        encoded = self._tokenizer()(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        return [np.asarray(ids, dtype=np.int32) for ids in encoded]
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
