@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from verl.protocol import DataProto
 from verl.trainer.config import default_config
@@ -83,3 +93,11 @@ def embedded_config(*overrides: str) -> PPOTrainerConfig:
 def actor_config(**changes: Any) -> Any:
     """``actor_rollout_ref.actor`` of the CPU preset with changes."""
     return dataclasses.replace(embedded_config().actor_rollout_ref.actor, **changes)
+
+
+def save_tiny_tokenizer(folder: Path) -> None:
+    """One token per word ``w2 … w96``; ``<pad>`` 0, ``<eos>`` 1."""
+    vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}}
+    core = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
+    core.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
