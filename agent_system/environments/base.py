@@ -57,7 +57,8 @@ class Observation:
         reward: of the step that led here; 0 after a reset.
         done: the episode is over.
         info: the environment's own figures; ``is_action_valid`` and ``is_action_admissible`` judge the last action.
-        infra_failed: the environment could not answer; the other fields mean nothing.
+        infra_failed: the environment could not answer; ``info`` says why (``error``) and whether the episode had no part
+            in it (``blameless``: its process was lost for another's sake). The other fields mean nothing.
     """
 
     prompt: str = ""
@@ -68,8 +69,8 @@ class Observation:
     infra_failed: bool = False
 
     @classmethod
-    def failed(cls, reason: str) -> Observation:
-        return cls(done=True, info={"error": reason}, infra_failed=True)
+    def failed(cls, reason: str, blameless: bool = False) -> Observation:
+        return cls(done=True, info={"error": reason, "blameless": blameless}, infra_failed=True)
 
 
 class EnvironmentManagerBase:
@@ -241,7 +242,7 @@ class EpisodeEnvironmentManager(EnvironmentManagerBase, EventEnvironments):
         return [(slot, self._read(slot, raw)) for slot, raw in self.envs.expire(ref, reason)]
 
     def _read(self, slot: int, raw: Mapping[str, Any]) -> Observation:
-        return Observation.failed(raw["error"]) if "error" in raw else self.absorb(slot, raw)
+        return Observation.failed(raw["error"], raw["blameless"]) if "error" in raw else self.absorb(slot, raw)
 
     def reset(self, kwargs: Any = None) -> tuple[ObservationBatch, Infos]:
         refs = self.begin(range(self.num_episodes // self.group_size), kwargs)

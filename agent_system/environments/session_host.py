@@ -4,8 +4,10 @@ A *session* is one episode's environment: ``reset(task)`` and ``step(action)``, 
 ``SessionHost`` is a Ray actor that holds many of them and whatever they share. A ``SessionPool`` is the driver's side:
 it spreads slots over hosts, remembers which slots a pending reply is for, and replaces a host that died or hangs.
 
-What goes wrong comes back as a raw reply ``{"error": text}`` for exactly the slots concerned: the one session whose
-code raised or ran over its time, or all slots of a pending reply whose host was lost.
+What goes wrong comes back as a raw reply ``{"error": text, "blameless": bool}`` for exactly the slots concerned. A
+session whose code raised or ran over its time is to blame. When a whole host is lost, only the call it was working on is;
+its other sessions are blameless. The slots of such a call are handed over one by one from then on, so that a session
+which ends its process again is told from those that were in the same call.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
@@ -97,7 +100,7 @@ class SessionHost:
 
     def _step_one(self, name: str, action: Any) -> Raw:
         if name not in self._sessions:
-            raise RuntimeError("the session is gone: its host was replaced")
+            return {"error": "the session is gone: its process was replaced", "blameless": True}
         return self._sessions[name].step(action)
 
     def _guarded(self, function: Callable[..., Raw], name: str, *args: Any, limit: float) -> Raw:
@@ -106,7 +109,7 @@ class SessionHost:
                 return function(name, *args)
         except Exception as error:  # noqa: BLE001  any error of environment code is this session's own
             self._sessions.pop(name, None)
-            return {"error": f"{type(error).__name__}: {error}"}
+            return {"error": f"{type(error).__name__}: {error}", "blameless": False}
 
 
 def count_hosts(num_episodes: int, cpus_per_episode: float, num_workers: int | None = None) -> int:
@@ -148,7 +151,9 @@ class SessionPool:
             SessionHost
         )
         self._hosts = [self._new_host() for _ in range(num_hosts)]
-        self._pending: dict[ray.ObjectRef, tuple[int, Any, list[tuple[str, int]]]] = {}
+        self._pending: dict[ray.ObjectRef, _Pending] = {}  # in the order of submission
+        self._suspect_calls: set[ray.ObjectRef] = set()
+        self._suspect_sessions: set[str] = set()
 
     @property
     def num_hosts(self) -> int:
@@ -191,19 +196,17 @@ class SessionPool:
 
     def collect(self, ref: ray.ObjectRef) -> list[tuple[int, Raw]]:
         """Raw replies of a reference that is ready, ``(slot, raw)``; errors for all its slots if its host died."""
-        number, host, slots = self._pending.pop(ref)
+        pending = self._pending[ref]
         try:
             replies = ray.get(ref)
         except RayError as error:
-            self._replace(number, host, f"{type(error).__name__}")
-            return [(slot, {"error": f"the environment process died: {type(error).__name__}"}) for _, slot in slots]
-        return [(slot, raw) for (_, slot), raw in zip(slots, replies, strict=True)]
+            return self._lost(ref, f"the environment process died ({type(error).__name__})")
+        del self._pending[ref]
+        return list(zip(pending.slots, replies, strict=True))
 
     def expire(self, ref: ray.ObjectRef, reason: str) -> list[tuple[int, Raw]]:
         """Gives up on a reference: its host is ended and replaced, its slots get an error."""
-        number, host, slots = self._pending.pop(ref)
-        self._replace(number, host, reason)
-        return [(slot, {"error": reason}) for _, slot in slots]
+        return self._lost(ref, reason)
 
     def close(self) -> None:
         """Ends all hosts; a second call does nothing."""
@@ -213,25 +216,59 @@ class SessionPool:
         self._pending.clear()
 
     def _submit(self, method: str, items: Sequence[tuple[int, Any]], namespace: str, *args: Any) -> list[ray.ObjectRef]:
-        by_host: dict[int, list[tuple[int, Any]]] = defaultdict(list)
+        calls: dict[Any, list[tuple[int, str, Any]]] = defaultdict(list)
         for slot, payload in items:
-            by_host[slot % len(self._hosts)].append((slot, payload))
+            name = f"{namespace}{slot}"
+            alone = slot if name in self._suspect_sessions else None
+            calls[slot % len(self._hosts), alone].append((slot, name, payload))
         refs = []
-        for number, mine in by_host.items():
+        for (number, _), call in calls.items():
             host = self._hosts[number]
-            names = [(f"{namespace}{slot}", slot) for slot, _ in mine]
-            payload = [(name, item) for (name, _), (_, item) in zip(names, mine, strict=True)]
-            ref = getattr(host, method).remote(payload, *args)
-            self._pending[ref] = (number, host, names)
+            ref = getattr(host, method).remote([(name, payload) for _, name, payload in call], *args)
+            self._pending[ref] = _Pending(number, host, [slot for slot, _, _ in call], [name for _, name, _ in call])
             refs.append(ref)
         return refs
+
+    def _lost(self, ref: ray.ObjectRef, reason: str) -> list[tuple[int, Raw]]:
+        """Errors for the slots of ``ref``, whose host is replaced if it has not been."""
+        pending = self._pending[ref]
+        if self._hosts[pending.number] is pending.host:
+            self._blame(pending.host, ref)
+            logger.warning("environment process %d is replaced: %s", pending.number, reason)
+            ray.kill(pending.host)
+            self._hosts[pending.number] = self._new_host()
+        blameless = ref not in self._suspect_calls
+        self._suspect_calls.discard(ref)
+        del self._pending[ref]
+        return [(slot, {"error": reason, "blameless": blameless}) for slot in pending.slots]
+
+    def _blame(self, host: Any, noticed: ray.ObjectRef) -> None:
+        """Finds the call that ``host`` was working on: the first of its calls, in their order, that has no result."""
+        for ref, pending in self._pending.items():
+            if pending.host is host and (ref is noticed or not _has_result(ref)):
+                self._suspect_calls.add(ref)
+                self._suspect_sessions.update(pending.names)
+                return
 
     def _new_host(self) -> Any:
         return self._actor_class.remote(*self._arguments)
 
-    def _replace(self, number: int, host: Any, reason: str) -> None:
-        if self._hosts[number] is not host:  # replaced already, for another reply of the same process
-            return
-        logger.warning("environment process %d is replaced: %s", number, reason)
-        ray.kill(host)
-        self._hosts[number] = self._new_host()
+
+@dataclass(frozen=True)
+class _Pending:
+    """A call on its way: which host works on it, for which slots."""
+
+    number: int
+    host: Any
+    slots: list[int]
+    names: list[str]
+
+
+def _has_result(ref: ray.ObjectRef) -> bool:
+    if not ray.wait([ref], timeout=0)[0]:
+        return False
+    try:
+        ray.get(ref)
+    except RayError:
+        return False
+    return True

@@ -47,7 +47,8 @@ class Episode:
         attempt: how many tasks its group had before this one in the same rollout.
         turns: completed turns, in order.
         pending: the turn whose response or reward is on its way.
-        retries: how often it started again after its environment failed.
+        retries: how often it started again after its environment failed by its own doing.
+        restarts: how often it started again at all.
         infra_failed: the environment failed for good; the turns mean nothing.
         prompt_overflow: ended because its prompt no longer fitted.
     """
@@ -62,6 +63,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     pending: Turn | None = None
     retries: int = 0
+    restarts: int = 0
     infra_failed: bool = False
     prompt_overflow: bool = False
 

@@ -27,6 +27,7 @@ from verl.workers.rollout.base import RolloutRequest, RolloutResult, SamplingSet
 
 logger = logging.getLogger(__name__)
 
+_MOST_RESTARTS = 10  # of one episode, for whatever reason
 _POLL_S = 5.0  # how often a wait is interrupted to look at time limits and at ranks nobody waits for
 
 
@@ -163,7 +164,7 @@ class EpisodeLoop:
         for slot, observation in observations:
             episode = self._active[slot]
             if observation.infra_failed:
-                self._retry_or_give_up(episode, observation.info["error"])
+                self._retry_or_give_up(episode, observation.info["error"], observation.info["blameless"])
                 continue
             self._complete_turn(episode, observation)
             if observation.done or len(episode.turns) >= self._plan.max_turns:
@@ -194,7 +195,7 @@ class EpisodeLoop:
 
     def _request(self, episode: Episode) -> None:
         turn = len(episode.turns)
-        request_id = f"{episode.traj_uid}-turn{turn}" + (f"-retry{episode.retries}" if episode.retries else "")
+        request_id = f"{episode.traj_uid}-turn{turn}" + (f"-restart{episode.restarts}" if episode.restarts else "")
         seed = request_seed(*self._plan.seed_parts, episode.group, episode.attempt, episode.member, turn)
         assert episode.pending is not None, "a request needs a prompt"
         self._requests[request_id] = episode
@@ -217,17 +218,19 @@ class EpisodeLoop:
             actions.append((episode.slot, text))
         self._expect(self._envs.submit_steps(actions))
 
-    def _retry_or_give_up(self, episode: Episode, reason: str) -> None:
+    def _retry_or_give_up(self, episode: Episode, reason: str, blameless: bool) -> None:
+        """One more try for an episode whose environment failed; more where another episode was the cause."""
         episode.pending = None
-        if episode.retries:
+        if (episode.retries and not blameless) or episode.restarts >= _MOST_RESTARTS:
             episode.infra_failed = True
             self.counts.infra_failed += 1
             self.counts.failures.append(f"{episode.traj_uid}: {reason}")
-            logger.warning("%s is left out, its environment failed twice: %s", episode.traj_uid, reason)
+            logger.warning("%s is left out, its environment failed again: %s", episode.traj_uid, reason)
             self._finish(episode)
             return
         logger.warning("%s starts again, its environment failed: %s", episode.traj_uid, reason)
-        episode.retries += 1
+        episode.restarts += 1
+        episode.retries += not blameless
         episode.turns.clear()
         self.counts.infra_retried += 1
         self._expect(self._envs.restart(episode.slot))

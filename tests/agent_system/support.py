@@ -100,7 +100,8 @@ def answer(action: str) -> str:
 class ScriptedPolicy:
     """A replica whose response is a function of prompt text and seed, one token a step."""
 
-    def __init__(self, script: Callable[[str, int], str], step_s: float = 0.0) -> None:
+    def follow(self, script: Callable[[str, int], str], step_s: float) -> None:
+        """Starts over with ``script``; a step takes ``step_s``."""
         self._script, self._step_s = script, step_s
         self._running: list[tuple[RolloutRequest, np.ndarray, int]] = []
         self._tokenizer = ByteTokenizer()
@@ -152,8 +153,23 @@ class ActorClient:
         return [request for actor in self.actors for request in ray.get(actor.requests_seen.remote())]
 
 
+_ACTORS: list[Any] = []
+_POOLS: dict[Any, SessionPool] = {}
+
+
 def policy(script: Callable[[str, int], str], replicas: int = 1, step_s: float = 0.0) -> ActorClient:
-    return ActorClient([ScriptedPolicy.remote(script, step_s) for _ in range(replicas)])
+    """A client of policies that follow ``script``; the processes are kept for the next test."""
+    while len(_ACTORS) < replicas:
+        _ACTORS.append(ScriptedPolicy.remote())
+    ray.get([actor.follow.remote(script, step_s) for actor in _ACTORS[:replicas]])
+    return ActorClient(_ACTORS[:replicas])
+
+
+def shared_pool(builder: Callable[[], Callable[[], Any]]) -> SessionPool:
+    """A pool of two hosts that is kept for the next test."""
+    if builder not in _POOLS:
+        _POOLS[builder] = SessionPool(builder, num_hosts=2, reset_limit_s=5.0, step_limit_s=5.0, start_limit_s=60)
+    return _POOLS[builder]
 
 
 def shopper(prompt: str, seed: int) -> str:
@@ -170,28 +186,43 @@ def make_config(**changes: Any) -> SimpleNamespace:
     """The parts of the configuration the agent room reads; ``changes`` by dotted key with ``__`` for the dot."""
     config = SimpleNamespace(
         data=SimpleNamespace(
-            max_prompt_length=4000, truncation="error", apply_chat_template_kwargs={}, train_batch_size=4,
+            max_prompt_length=4000,
+            truncation="error",
+            apply_chat_template_kwargs={},
+            train_batch_size=4,
             val_batch_size=6,
         ),
         env=SimpleNamespace(
-            env_name="Webshop", seed=0, max_steps=6, history_length=2, max_prompt_chars=13_000, step_timeout=5,
-            reset_timeout=5, num_workers=2, rollout=SimpleNamespace(n=3),
+            env_name="Webshop",
+            seed=0,
+            max_steps=6,
+            history_length=2,
+            max_prompt_chars=13_000,
+            step_timeout=5,
+            reset_timeout=5,
+            num_workers=2,
+            rollout=SimpleNamespace(n=3),
             resources_per_worker=SimpleNamespace(num_cpus=0.1, num_gpus=0),
             webshop=SimpleNamespace(compat_seeding=False),
         ),
         actor_rollout_ref=SimpleNamespace(
             rollout=SimpleNamespace(
-                seed=7, temperature=1.0, top_p=1.0, top_k=-1, do_sample=True, response_length=200, ignore_eos=False,
-                max_steps_per_slice=32, log_prob_micro_batch_size_per_gpu=16,
+                seed=7,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                do_sample=True,
+                response_length=200,
+                ignore_eos=False,
+                max_steps_per_slice=32,
+                log_prob_micro_batch_size_per_gpu=16,
                 val_kwargs=SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1, do_sample=False, n=1),
             ),
             ref=SimpleNamespace(log_prob_micro_batch_size_per_gpu=16),
             actor=SimpleNamespace(ppo_micro_batch_size_per_gpu=8),
         ),
         algorithm=SimpleNamespace(filter_groups=SimpleNamespace(enable=False, max_num_gen_batches=3)),
-        trainer=SimpleNamespace(
-            step_timeout=60, start_timeout=60, progress_bar=False, n_gpus_per_node=2, nnodes=1
-        ),
+        trainer=SimpleNamespace(step_timeout=60, start_timeout=60, progress_bar=False, n_gpus_per_node=2, nnodes=1),
     )
     for key, value in changes.items():
         *path, last = key.split("__")
@@ -206,13 +237,13 @@ def toy_manager(
     config: Any,
     is_train: bool = True,
     builder: Callable[[], Callable[[], Any]] = toy_sessions,
-    step_limit_s: float = 5.0,
+    pool: SessionPool | None = None,
 ) -> WebshopEnvironmentManager:
-    pool = SessionPool(builder, num_hosts=2, reset_limit_s=5.0, step_limit_s=step_limit_s, start_limit_s=60)
     groups = config.data.train_batch_size if is_train else config.data.val_batch_size
     size = config.env.rollout.n if is_train else 1
     goals = TrainingGoals(GOALS, groups, config.env.seed) if is_train else ValidationGoals(GOALS, groups)
-    envs = WebshopVectorEnv(pool, goals, groups, size, "train" if is_train else "val")
+    name = "train" if is_train else "val"
+    envs = WebshopVectorEnv(pool or shared_pool(builder), goals, groups, size, name, owns_pool=False)
     return WebshopEnvironmentManager(envs, webshop_projection, config)
 
 

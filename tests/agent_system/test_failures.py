@@ -1,0 +1,149 @@
+"""Environments that fail: what they cost, and whom."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import ray
+from support import ToyShop, answer, make_config, policy, shopper, toy_manager, toy_sessions
+from test_rollout import assert_same_rows, roll_out
+
+from agent_system.environments.env_package.webshop.envs import WebshopSession
+from agent_system.environments.session_host import SessionPool, count_hosts
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def doing(action: str):
+    """A shopper who does ``action`` on its second page when it plays for the victim."""
+
+    def script(prompt: str, seed: int) -> str:
+        if f"want {VICTIM}\n" in prompt and "Steps taken: 1" in prompt:
+            return answer(action)
+        return shopper(prompt, seed)
+
+    return script
+
+
+VICTIM = 582  # the goal of group 0 in the configuration of these tests
+
+
+@pytest.fixture(scope="module")
+def undisturbed(local_ray):
+    config = make_config()
+    return roll_out(config, policy(shopper), toy_manager(config))
+
+
+def others(rows):
+    return rows.select_idxs(rows.non_tensor_batch["task_id"] != f"goal-{VICTIM}")
+
+
+@pytest.mark.parametrize(("action", "reason"), [("crash", "on fire"), ("hang", "took longer"), ("die", "died")])
+def test_a_failing_session_hurts_no_other(undisturbed, caplog, action, reason):
+    config = make_config()
+    pool = SessionPool(toy_sessions, num_hosts=2, step_limit_s=0.3)
+    rows = roll_out(config, policy(doing(action)), toy_manager(config, pool=pool))
+    pool.close()
+    assert_same_rows(others(undisturbed), rows)
+    metrics = rows.meta_info["rollout_metrics"]
+    assert metrics["rollout/infra_failed"] == 3
+    assert metrics["rollout/infra_retried"] >= 3
+    assert metrics["rollout/episodes"] == 12
+    assert reason in caplog.text
+
+
+class OnceBroken(ToyShop):
+    """Fails the first time that its process opens a page of a goal, then never again."""
+
+    failed: set[int] = set()
+
+    def step(self, action):
+        if self._goal not in self.failed:
+            self.failed.add(self._goal)
+            raise ConnectionError("a passing trouble")
+        return super().step(action)
+
+
+def once_broken_sessions():
+    return lambda: WebshopSession(OnceBroken())
+
+
+def test_a_retry_gives_the_episode_it_would_have_been(undisturbed):
+    config = make_config()
+    rows = roll_out(config, policy(shopper), toy_manager(config, builder=once_broken_sessions))
+    assert_same_rows(undisturbed, rows)
+    assert rows.meta_info["rollout_metrics"]["rollout/infra_retried"] >= 4
+    assert rows.meta_info["rollout_metrics"]["rollout/infra_failed"] == 0
+
+
+def test_when_nothing_comes_through_the_reason_is_told():
+    config = make_config()
+    with pytest.raises(RuntimeError, match="none of the 12 episodes.*on fire"):
+        roll_out(config, policy(lambda prompt, seed: answer("crash")), toy_manager(config))
+
+
+def test_an_engine_that_fails_ends_the_run_with_its_error():
+    def broken(prompt, seed):
+        raise MemoryError("no room for the cache")
+
+    config = make_config()
+    with pytest.raises(MemoryError, match="no room for the cache"):
+        roll_out(config, policy(broken), toy_manager(config))
+
+
+def test_an_engine_that_hangs_ends_the_run(monkeypatch):
+    monkeypatch.setattr("agent_system.multi_turn_rollout.episode_loop._POLL_S", 0.2)
+    config = make_config(trainer__step_timeout=0.5)
+    with pytest.raises(TimeoutError, match=r"trainer\.step_timeout=0\.5"):
+        roll_out(config, policy(shopper, step_s=0.5), toy_manager(config))
+
+
+def test_a_host_that_does_not_answer_is_replaced():
+    pool = SessionPool(deaf_sessions, num_hosts=1, reset_limit_s=30, step_limit_s=30)
+    [ref] = pool.submit_resets([(0, 0), (1, 1)])
+    assert [slot for slot, _ in pool.collect(ref)] == [0, 1]
+    [first] = pool.submit_steps([(0, "wait")])
+    [second] = pool.submit_steps([(1, "wait")])
+    time.sleep(0.2)
+    assert pool.expire(first, "too late") == [(0, {"error": "too late", "blameless": False})]
+    [(slot, raw)] = pool.collect(second)
+    assert (slot, raw["blameless"]) == (1, True)
+    [ref] = pool.submit_steps([(1, "wait")])
+    assert pool.collect(ref)[0][1]["blameless"]  # its session is gone with the host
+    refs = pool.submit_resets([(0, 0), (1, 1)])
+    assert len(refs) == 2  # the one to blame goes alone
+    assert sorted(slot for ref in refs for slot, _ in pool.collect(ref)) == [0, 1]
+    pool.close()
+    pool.close()
+
+
+class Deaf:
+    def reset(self, task):
+        return {"observation": task}
+
+    def step(self, action):
+        time.sleep(20)
+        return {}
+
+
+def deaf_sessions():
+    return Deaf
+
+
+def test_a_users_mistake_in_a_builder_reads_as_one():
+    def builder():
+        raise ValueError("env.webshop.data_dir=/nowhere has no items_shuffle.json")
+
+    pool = SessionPool(builder, num_hosts=2)
+    with pytest.raises(ValueError, match=r"^env\.webshop\.data_dir=/nowhere"):
+        pool.wait_until_built()
+    pool.close()
+
+
+def test_hosts_follow_the_cpus_that_episodes_count_for():
+    cpus = int(ray.cluster_resources()["CPU"])
+    assert count_hosts(4, 0.1) == 1
+    assert count_hosts(10_000, 0.1) == cpus // 2
+    assert count_hosts(10_000, 0.1, num_workers=7) == 7
+    assert count_hosts(3, 0.1, num_workers=7) == 3
