@@ -298,7 +298,12 @@ class DataProto:
         if len(old) != len(new):
             raise ValueError(f"{len(old)} old keys and {len(new)} new keys; give as many of each")
         assert self.batch is not None, "there are no tensors to rename"
-        self.batch.rename_key_(tuple(old), tuple(new))
+        missing = [key for key in old if key not in self.batch.keys()]
+        assert not missing, f"cannot rename {missing}: there is only {sorted(self.batch.keys())}"
+        # All are taken out before any is put back, so names may be swapped.
+        tensors = [self.batch.pop(key) for key in old]
+        for key, tensor in zip(new, tensors, strict=True):
+            self.batch[key] = tensor
         return self
 
     def union(self, other: DataProto) -> DataProto:

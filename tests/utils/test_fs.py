@@ -1,0 +1,82 @@
+"""Where paths lead."""
+
+import os
+
+import pytest
+
+import verl
+from verl.utils import fs
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "sub" / "weights.bin").write_bytes(b"12345")
+    return folder
+
+
+def test_local_paths_stay(model, monkeypatch):
+    assert fs.copy_to_local(str(model)) == str(model)
+    monkeypatch.chdir(model.parent)
+    assert fs.copy_to_local("model/config.json") == str(model / "config.json")
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert fs.copy_to_local("~/model") == str(model)
+
+
+def test_package_paths():
+    path = fs.copy_to_local("pkg://verl/version/version")
+    with open(path) as file:
+        assert file.read().strip() == verl.__version__
+    assert os.path.isdir(fs.copy_to_local("pkg://verl.utils"))
+    with pytest.raises(FileNotFoundError, match="a.b=pkg://verl/nothing.here"):
+        fs.copy_to_local("pkg://verl/nothing.here", key="a.b")
+    with pytest.raises(ValueError, match="no package 'not_a_package'"):
+        fs.copy_to_local("pkg://not_a_package/x")
+    with pytest.raises(ValueError, match="expected pkg://"):
+        fs.copy_to_local("pkg:///x")
+
+
+def test_hub_names_pass_and_missing_paths_name_the_key():
+    assert fs.copy_to_local("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert fs.copy_to_local("gpt2") == "gpt2"
+    for missing in ("/no/such/model", "./no-such-model", "~/no/such", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match=r"actor_rollout_ref\.model\.path="):
+            fs.copy_to_local(missing, key="actor_rollout_ref.model.path")
+    assert fs.is_non_local("hdfs://x") and not fs.is_non_local("/x")
+    with pytest.raises(ValueError, match="HDFS"):
+        fs.copy_to_local("hdfs://namenode/x")
+
+
+def test_shared_memory_copy_is_made_once_and_renewed(model, tmp_path):
+    cache = tmp_path / "shm"
+    first = fs.copy_to_local(str(model), use_shm=True, cache_dir=cache)
+    assert first != str(model) and os.path.basename(first) == "model"
+    with open(os.path.join(first, "sub", "weights.bin"), "rb") as file:
+        assert file.read() == b"12345"
+    weights = os.path.join(first, "sub", "weights.bin")
+    times = os.stat(weights)
+    with open(weights, "wb") as file:
+        file.write(b"54321")
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # looks like the source, so it is taken as it is
+
+    def copied():
+        with open(weights, "rb") as file:
+            return file.read()
+
+    assert fs.copy_to_local(str(model), use_shm=True, cache_dir=cache) == first and copied() == b"54321"
+    fs.copy_to_local(str(model), use_shm=True, cache_dir=cache, always_recopy=True)
+    assert copied() == b"12345"
+    (model / "new.json").write_text("{}")
+    fs.copy_to_local(str(model), use_shm=True, cache_dir=cache)
+    assert os.path.exists(os.path.join(first, "new.json"))
+    one_file = fs.copy_to_shm(model / "config.json", cache_dir=cache)
+    assert os.path.basename(one_file) == "config.json" and os.path.getsize(one_file) == 2
+
+
+def test_too_little_shared_memory_uses_the_source(model, tmp_path, monkeypatch, caplog):
+    usage = type("Usage", (), {"free": 3})
+    monkeypatch.setattr(fs.shutil, "disk_usage", lambda path: usage)
+    assert fs.copy_to_local(str(model), use_shm=True, cache_dir=tmp_path / "shm") == str(model)
+    assert "use_shm" in caplog.text
