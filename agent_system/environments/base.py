@@ -57,8 +57,8 @@ class Observation:
         reward: of the step that led here; 0 after a reset.
         done: the episode is over.
         info: the environment's own figures; ``is_action_valid`` and ``is_action_admissible`` judge the last action.
-        infra_failed: the environment could not answer; ``info`` says why (``error``) and whether the episode had no part
-            in it (``blameless``: its process was lost for another's sake). The other fields mean nothing.
+        infra_failed: the environment could not answer; ``info`` says why (``error``) and whether the episode had no
+            part in it (``blameless``: its process was lost for another's sake). The other fields mean nothing.
     """
 
     prompt: str = ""
@@ -77,7 +77,8 @@ class EnvironmentManagerBase:
     """A vectorised environment with the text around it.
 
     Args:
-        envs: the vectorised environment: ``reset() -> (obs, infos)``, ``step(actions) -> (obs, rewards, dones, infos)``.
+        envs: the vectorised environment, with ``reset() -> (obs, infos)`` and
+            ``step(actions) -> (obs, rewards, dones, infos)``.
         projection_f: model outputs to ``(actions, valids)``.
         config: the run's configuration.
     """

@@ -34,7 +34,7 @@ class WebshopEnvironmentManager(EpisodeEnvironmentManager):
             WebshopDialogue(config.env.history_length, config.env.max_prompt_chars) for _ in range(self.num_episodes)
         ]
         self._available: list[Mapping[str, Any]] = [{} for _ in range(self.num_episodes)]
-        self._tasks: dict[int, int] = {}
+        self._tasks: dict[int, Any] = {}
         self._judged: dict[int, tuple[str, bool, bool]] = {}  # slot -> action on its way, valid, admissible
 
     def _start(self, groups: Sequence[int], kwargs: Any, attempt: int, block: int) -> list[tuple[int, Any]]:
@@ -79,7 +79,13 @@ class WebshopEnvironmentManager(EpisodeEnvironmentManager):
         return [dialogue.prompt() for dialogue in self._dialogues]
 
     def task_id(self, slot: int) -> str:
-        return f"goal-{self._tasks[slot]}"
+        task = self._tasks[slot]
+        return f"seed-{task[0]}-goal-{task[1]}" if isinstance(task, tuple) else f"goal-{task}"
+
+    @property
+    def split_digest(self) -> str:
+        """Names the split of the goals: scores with equal digests are on equal tasks."""
+        return self.envs.split_digest
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the tasks that come next."""
@@ -123,10 +129,11 @@ def make_webshop(config: Any) -> Managers:
         pool.close()
         raise
     logger.info(
-        "WebShop: %d training and %d validation episodes at a time in %d processes",
+        "WebShop: %d training and %d validation episodes at a time in %d processes; split %s",
         train.num_episodes,
         val.num_episodes,
         pool.num_hosts,
+        train.split_digest,
     )
     train.owns_pool = True
     return (
@@ -143,7 +150,7 @@ def train_group_size(config: Any) -> int:
     """
     size = config.env.rollout.n
     if not isinstance(size, int) or isinstance(size, bool):
-        raise ValueError(f"env.rollout.n must be an integer, not {size!r}")  # noqa: TRY004
+        raise ValueError(f"env.rollout.n must be an integer, not {size!r}")
     return max(size, 1)
 
 

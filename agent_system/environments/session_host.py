@@ -5,9 +5,9 @@ A *session* is one episode's environment: ``reset(task)`` and ``step(action)``, 
 it spreads slots over hosts, remembers which slots a pending reply is for, and replaces a host that died or hangs.
 
 What goes wrong comes back as a raw reply ``{"error": text, "blameless": bool}`` for exactly the slots concerned. A
-session whose code raised or ran over its time is to blame. When a whole host is lost, only the call it was working on is;
-its other sessions are blameless. The slots of such a call are handed over one by one from then on, so that a session
-which ends its process again is told from those that were in the same call.
+session whose code raised or ran over its time is to blame. When a whole host is lost, only the call it was working on
+is; its other sessions are blameless. The slots of such a call are handed over one by one from then on, so that a
+session which ends its process again is told from those that were in the same call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HostBuilder = Callable[[], SessionFactory]
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises ``TimeoutError`` inside the block after ``seconds``; only in a process's main thread, elsewhere no limit."""
+    """Raises ``TimeoutError`` inside the block after ``seconds``; works in a main thread only, elsewhere no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,7 +107,7 @@ class SessionHost:
         try:
             with _time_limit(limit):
                 return function(name, *args)
-        except Exception as error:  # noqa: BLE001  any error of environment code is this session's own
+        except Exception as error:  # any error of environment code is this session's own
             self._sessions.pop(name, None)
             return {"error": f"{type(error).__name__}: {error}", "blameless": False}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayError
 
 from agent_system.environments.base import EventEnvironments
 from agent_system.multi_turn_rollout.episode import Episode
@@ -76,7 +77,7 @@ class TrajectoryCollector:
         )
         loop = EpisodeLoop(plan, environments, scheduler, self._encoder, self.tokenizer)
         self._encoder.shortened = 0
-        episodes = loop.run()
+        episodes = self._run(loop, client)
         engine_metrics |= client.end()
         metrics = self._metrics(loop.counts, scheduler, client) | engine_metrics
         counted = [episode for episode in episodes if episode.counts]
@@ -96,6 +97,17 @@ class TrajectoryCollector:
                 "rollout_metrics": metrics,
             },
         )
+
+    @staticmethod
+    def _run(loop: EpisodeLoop, client: GenerationClient) -> list[Episode]:
+        """Runs ``loop``; engines that still answer are left as after a rollout when it is broken off."""
+        try:
+            return loop.run()
+        except (RayError, TimeoutError):
+            raise
+        except BaseException:
+            client.end()
+            raise
 
     def _group_size(self, is_train: bool) -> int:
         size = self.config.env.rollout.n if is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n

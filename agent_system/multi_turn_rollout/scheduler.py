@@ -8,6 +8,7 @@ soon enough some answer is finished) and short when few do (they would wait for 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import ray
@@ -18,7 +19,7 @@ from verl.workers.rollout.base import FINISH_ABORT, RolloutRequest, RolloutResul
 _SHORTEST_SLICE = 8  # engine steps; below that the call itself costs more than the steps of a small model
 _LONGEST_HOLD_S = 0.05
 _HOLD_SHARE = 0.1  # of the last slice's time that an idle engine waits for environments that are about to answer
-_UNBALANCED = 1.25  # a group leaves its replica when that has so many times the load of the least loaded one
+_UNBALANCED = 1.25  # requests leave their group's replica when it has so many times the load of the least loaded one
 
 
 @dataclass
@@ -72,8 +73,11 @@ class ReplicaScheduler:
         return list(self._by_call)
 
     def enqueue(self, group: int, request: RolloutRequest) -> None:
-        """Queues a request at the replica of its group (whose prefix cache knows the task), or where there is room."""
-        self._replicas[self._choose(group)].queue.append(request)
+        """Queues a request at the replica of its group, whose prefix cache knows the task."""
+        if group not in self._home:
+            homes = Counter(self._home.values())
+            self._home[group] = min(range(len(self._replicas)), key=lambda number: homes[number])
+        self._replicas[self._home[group]].queue.append(request)
         self.counts.requests += 1
         self.counts.prompt_tokens += len(request.prompt_ids)
 
@@ -87,6 +91,7 @@ class ReplicaScheduler:
         Returns:
             Seconds until a replica that waits should no longer wait; None if none waits.
         """
+        self._balance()
         now = time.perf_counter()
         holds = []
         for number, replica in enumerate(self._replicas):
@@ -134,12 +139,14 @@ class ReplicaScheduler:
             steps = min(steps, self.counts.generated_tokens // (3 * self._finished))
         return min(self._max_steps, max(_SHORTEST_SLICE, steps))
 
-    def _choose(self, group: int) -> int:
-        least = min(range(len(self._replicas)), key=lambda number: self._replicas[number].load)
-        home = self._home.setdefault(group, least)
-        if self._replicas[home].load > _UNBALANCED * self._replicas[least].load + 4:
-            home = self._home[group] = least
-        return home
+    def _balance(self) -> None:
+        """Moves queued requests from crowded replicas to the least loaded one, newest first."""
+        while len(self._replicas) > 1:
+            least = min(self._replicas, key=lambda replica: replica.load)
+            most = max((replica for replica in self._replicas if replica.queue), key=lambda r: r.load, default=least)
+            if most.load <= _UNBALANCED * least.load + 4:
+                return
+            least.queue.append(most.queue.pop())
 
     def _hold(self, replica: _Replica) -> float:
         if replica.last_slice_s == 0.0:

@@ -1,7 +1,7 @@
 """Helpers of the reference's rollout module, for code written against it.
 
-The trainer itself completes batches with rows of zero weight (``verl.trainer.ppo.batching``) and replaces groups without
-a learning signal while the rollout runs; ``adjust_batch`` and ``filter_group_data`` do the same after the fact.
+The trainer itself completes batches with rows of zero weight (``verl.trainer.ppo.batching``) and replaces groups
+without a learning signal while the rollout runs; ``adjust_batch`` and ``filter_group_data`` do so after the fact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def torch_to_numpy(tensor: torch.Tensor | np.ndarray, is_object: bool = False) -
     if isinstance(tensor, torch.Tensor):
         tensor = tensor.detach().cpu().numpy()
     elif not isinstance(tensor, np.ndarray):
-        raise ValueError(f"expected a tensor or an array, not {type(tensor).__name__}")  # noqa: TRY004
+        raise ValueError(f"expected a tensor or an array, not {type(tensor).__name__}")
     return tensor.astype(object) if is_object else tensor
 
 
@@ -48,7 +48,7 @@ def numpy_to_torch(array: np.ndarray | torch.Tensor, device: torch.device | str 
     if isinstance(array, np.ndarray):
         array = torch.from_numpy(array)
     elif not isinstance(array, torch.Tensor):
-        raise ValueError(f"expected a tensor or an array, not {type(array).__name__}")  # noqa: TRY004
+        raise ValueError(f"expected a tensor or an array, not {type(array).__name__}")
     return array.to(device)
 
 

@@ -89,7 +89,7 @@ class ToyShop:
 
 
 def toy_sessions(delay_s: Callable[[int, int], float] | None = None) -> Callable[[], WebshopSession]:
-    return lambda: WebshopSession(ToyShop(delay_s))
+    return lambda: WebshopSession(lambda seed: ToyShop(delay_s))
 
 
 def answer(action: str) -> str:

@@ -66,7 +66,7 @@ class OnceBroken(ToyShop):
 
 
 def once_broken_sessions():
-    return lambda: WebshopSession(OnceBroken())
+    return lambda: WebshopSession(lambda seed: OnceBroken())
 
 
 def test_a_retry_gives_the_episode_it_would_have_been(undisturbed):

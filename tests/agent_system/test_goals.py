@@ -79,7 +79,7 @@ def test_compatible_draws_are_those_of_the_reference():
     goals = CompatibleGoals(num_goals=900, num_groups=5, seed=1000, is_train=False)
     rng = np.random.RandomState(1000)
     for _ in range(3):
-        assert draw(goals, 5) == rng.choice(range(500), size=5, replace=False).tolist()
+        assert draw(goals, 5) == [(1000 + g, goal) for g, goal in enumerate(rng.choice(range(500), 5, replace=False))]
     resumed = CompatibleGoals(900, 5, 1000, is_train=False)
     resumed.load_state_dict(goals.state_dict())
-    assert draw(resumed, 5) == rng.choice(range(500), size=5, replace=False).tolist()
+    assert draw(resumed, 5) == [(1000 + g, goal) for g, goal in enumerate(rng.choice(range(500), 5, replace=False))]

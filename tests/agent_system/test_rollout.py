@@ -23,7 +23,7 @@ def roll_out(config, client, envs, is_train=True, rows=None, step=3, **meta):
 
 def assert_same_rows(one, other):
     assert one.batch.keys() == other.batch.keys()
-    for key in one.batch.keys():  # noqa: SIM118
+    for key in one.batch.keys():
         assert torch.equal(one.batch[key], other.batch[key]), key
     assert one.non_tensor_batch.keys() == other.non_tensor_batch.keys()
     for key, column in one.non_tensor_batch.items():

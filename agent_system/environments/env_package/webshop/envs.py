@@ -4,8 +4,9 @@ Goals 0–499 are for validation, the rest for training. Training draws from a s
 once before any comes again; validation plays a fixed list, the same at every evaluation. The group size says how many
 consecutive slots play the same goal.
 
-``env.webshop.compat_seeding=true`` draws as the reference does instead: independently at every reset, in validation
-too, so that its tasks change from one evaluation to the next.
+``env.webshop.compat_seeding=true`` does as the reference does instead: every group has a goal list of its own order,
+and goals are drawn independently at every reset, in validation too, so that its tasks change from one evaluation to
+the next.
 """
 
 from __future__ import annotations
@@ -23,21 +24,30 @@ from agent_system.environments.session_host import Raw, SessionFactory, SessionP
 VALIDATION_GOALS = 500
 PERFECT_PURCHASE_REWARD = 10.0
 
+Task = int | tuple[int, int]  # a goal, or a worker seed and a goal in the list of that seed
+
 
 class WebshopSession:
     """One shop session with the reward of the training task: 10 for a perfect purchase, else 0.
 
     The shop's own score stays in ``info["task_score"]``. After the purchase the page stays as it is: a further step
     changes nothing and brings no reward.
+
+    Args:
+        open_session: makes a session of the shop whose goal list has a worker's seed, or of the shop itself for None.
     """
 
-    def __init__(self, shop_session: Any) -> None:
-        self._shop = shop_session
+    def __init__(self, open_session: Callable[[int | None], Any]) -> None:
+        self._open_session = open_session
+        self._shop: Any = None
+        self._seed: int | None = None
         self._last: dict[str, Any] = {}
 
-    def reset(self, task: int) -> Raw:
-        page = self._shop.reset(int(task))
-        return self._reply(page, done=False, score=0.0)
+    def reset(self, task: Task) -> Raw:
+        seed, goal = task if isinstance(task, tuple) else (None, task)
+        if self._shop is None or seed != self._seed:
+            self._shop, self._seed = self._open_session(seed), seed
+        return self._reply(self._shop.reset(int(goal)), done=False, score=0.0)
 
     def step(self, action: str) -> Raw:
         if self._last["done"]:
@@ -56,21 +66,26 @@ class WebshopSession:
         return self._last
 
 
-def build_sessions(webshop_config: Any) -> SessionFactory:
-    """Opens the shop once in this process and returns what makes sessions in it."""
-    from agent_system.environments.env_package.webshop.session import ShopSession, load_shop
+class WebshopSessions:
+    """What makes the sessions of one process: the shop they share, opened once."""
 
-    server = load_shop(webshop_config)
+    def __init__(self, webshop_config: Any) -> None:
+        from agent_system.environments.env_package.webshop.session import ShopSession, load_shop
 
-    def make_session() -> WebshopSession:
-        return WebshopSession(ShopSession(server))
+        self.server = load_shop(webshop_config)
+        self._session_class = ShopSession
 
-    make_session.num_goals = len(server.goals)  # type: ignore[attr-defined]
-    return make_session
+    def __call__(self) -> WebshopSession:
+        return WebshopSession(self._open)
+
+    def _open(self, seed: int | None) -> Any:
+        return self._session_class(self.server if seed is None else self.server.for_worker(seed))
 
 
-def _num_goals(factory: Any) -> int:
-    return int(factory.num_goals)
+def _split(sessions: WebshopSessions) -> tuple[int, int, str]:
+    """Number of goals, how many of them are for validation, and the digest of the split."""
+    split = sessions.server.split
+    return split.total, split.num_validation, split.digest
 
 
 class TrainingGoals:
@@ -81,13 +96,7 @@ class TrainingGoals:
     """
 
     def __init__(self, num_goals: int, num_groups: int, seed: int, first: int = VALIDATION_GOALS) -> None:
-        if num_goals - first < num_groups:
-            raise ValueError(
-                f"the shop has {num_goals} goals; the first {first} are for validation, which leaves "
-                f"{max(num_goals - first, 0)} for the {num_groups} training tasks of a step: use more products "
-                "(env.webshop.num_products, env.webshop.data_dir), other instructions (env.webshop.human_goals) or "
-                "lower data.train_batch_size"
-            )
+        _check_count(num_goals - first, num_groups, "training", "data.train_batch_size")
         self._first, self._count, self._groups, self._seed = first, num_goals - first, num_groups, seed
         self._drawn = 0
         self._waves: list[list[int]] = []
@@ -151,22 +160,24 @@ class ValidationGoals:
 
 
 class CompatibleGoals:
-    """The reference's draws: distinct goals at every reset from one ``RandomState``, in training and validation."""
+    """The reference's draws: distinct goal numbers at every reset from one ``RandomState``, in validation too.
 
-    def __init__(self, num_goals: int, num_groups: int, seed: int, is_train: bool) -> None:
-        low, high = (VALIDATION_GOALS, num_goals) if is_train else (0, min(VALIDATION_GOALS, num_goals))
-        if high - low < num_groups:
-            raise ValueError(
-                f"the shop has {high - low} goals to draw {num_groups} different tasks from: use more "
-                "products (env.webshop.num_products) or smaller data.train_batch_size, data.val_batch_size"
-            )
-        self._goals, self._groups, self._seed = np.arange(low, high), num_groups, seed
+    Group ``g`` uses the goal list of worker seed ``seed + g``.
+    """
+
+    def __init__(
+        self, num_goals: int, num_groups: int, seed: int, is_train: bool, num_validation: int = VALIDATION_GOALS
+    ) -> None:
+        self._goals = np.arange(num_validation, num_goals) if is_train else np.arange(min(num_validation, num_goals))
+        kind, key = ("training", "data.train_batch_size") if is_train else ("validation", "data.val_batch_size")
+        _check_count(len(self._goals), num_groups, kind, key)
+        self._groups, self._seed = num_groups, seed
         self.load_state_dict({"draws": 0})
 
-    def task(self, group: int, attempt: int, block: int) -> int:
+    def task(self, group: int, attempt: int, block: int) -> tuple[int, int]:
         while len(self._waves) <= attempt:
             self._waves.append(self._draw())
-        return int(self._waves[attempt][group])
+        return self._seed + group, int(self._waves[attempt][group])
 
     def new_rollout(self) -> None:
         self._waves = []
@@ -184,6 +195,15 @@ class CompatibleGoals:
         self._waves: list[np.ndarray] = []
         for _ in range(state["draws"]):
             self._draw()
+
+
+def _check_count(available: int, needed: int, kind: str, key: str) -> None:
+    if available < needed:
+        raise ValueError(
+            f"the shop has {max(available, 0)} {kind} goals, too few for the {needed} tasks of a batch: lower {key}, "
+            "or use more products (env.webshop.num_products, env.webshop.data_dir) or other instructions "
+            "(env.webshop.human_goals)"
+        )
 
 
 def spread_order(count: int) -> list[int]:
@@ -204,16 +224,25 @@ class WebshopVectorEnv:
         group_size: sessions per goal.
         namespace: tells the sessions of this environment from others in the same pool.
         owns_pool: whether ``close`` ends the pool.
+        split_digest: names the split of goals into training and validation; equal digests mean equal tasks.
     """
 
     def __init__(
-        self, pool: SessionPool, goals: Any, num_groups: int, group_size: int, namespace: str, owns_pool: bool = True
+        self,
+        pool: SessionPool,
+        goals: Any,
+        num_groups: int,
+        group_size: int,
+        namespace: str,
+        owns_pool: bool = True,
+        split_digest: str = "",
     ) -> None:
+        self.split_digest = split_digest
         self.num_groups, self.group_size = num_groups, group_size
         self.num_episodes = num_groups * group_size
         self._pool, self._goals, self._namespace, self.owns_pool = pool, goals, namespace, owns_pool
 
-    def draw(self, groups: Sequence[int], attempt: int = 0, block: int = 0) -> list[tuple[int, int]]:
+    def draw(self, groups: Sequence[int], attempt: int = 0, block: int = 0) -> list[tuple[int, Task]]:
         """``(slot, goal)`` for every slot of ``groups``."""
         if attempt == 0:
             self._goals.new_rollout()
@@ -223,7 +252,7 @@ class WebshopVectorEnv:
             tasks += [(group * self.group_size + member, goal) for member in range(self.group_size)]
         return tasks
 
-    def submit_resets(self, tasks: Sequence[tuple[int, int]], fresh: bool = False) -> list[ray.ObjectRef]:
+    def submit_resets(self, tasks: Sequence[tuple[int, Task]], fresh: bool = False) -> list[ray.ObjectRef]:
         return self._pool.submit_resets(tasks, self._namespace, fresh)
 
     def submit_steps(self, actions: Sequence[tuple[int, str]]) -> list[ray.ObjectRef]:
@@ -252,7 +281,7 @@ def make_pool(
     num_episodes: int,
     resources_per_worker: Any,
     num_workers: int | None = None,
-    builder: Callable[[Any], SessionFactory] = build_sessions,
+    builder: Callable[[Any], SessionFactory] = WebshopSessions,
     **limits: float,
 ) -> SessionPool:
     """A pool of as many hosts as ``num_episodes`` sessions of these resources deserve."""
@@ -286,10 +315,13 @@ def build_webshop_envs(
     """
     own_pool = pool is None
     pool = pool or make_pool(env_kwargs, env_num * group_n, resources_per_worker)
-    num_goals = pool.call(_num_goals)
+    total, num_validation, digest = pool.call(_split)
     goals: Any
     if env_kwargs.compat_seeding:
-        goals = CompatibleGoals(num_goals, env_num, seed, is_train)
+        goals = CompatibleGoals(total, env_num, seed, is_train, num_validation)
+    elif is_train:
+        goals = TrainingGoals(total, env_num, seed, num_validation)
     else:
-        goals = TrainingGoals(num_goals, env_num, seed) if is_train else ValidationGoals(num_goals, env_num)
-    return WebshopVectorEnv(pool, goals, env_num, group_n, "train" if is_train else "val", owns_pool=own_pool)
+        goals = ValidationGoals(total, env_num, num_validation)
+    name = "train" if is_train else "val"
+    return WebshopVectorEnv(pool, goals, env_num, group_n, name, own_pool, digest)
