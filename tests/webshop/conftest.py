@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from webshop_golden import golden, golden_table
 
 from agent_system.environments.env_package.webshop.catalogue import Catalogue
-from agent_system.environments.env_package.webshop.goals import GoalSeeding, build_goals
+from agent_system.environments.env_package.webshop.goals import GoalSeeding, GoalSet, build_goals
 from agent_system.environments.env_package.webshop.options import ShopOptions
 from agent_system.environments.env_package.webshop.shop import ShopServer
 from agent_system.environments.env_package.webshop.sources import GivenProducts
@@ -34,6 +35,8 @@ def golden_catalogue(cache_dir: Path) -> Catalogue:
 def golden_shop(golden_catalogue: Catalogue) -> Callable[..., tuple[ShopServer, random.Random]]:
     """``golden_shop(variant)``: the shop of a goal list variant, and its generator as the original's would stand."""
 
+    built: dict[str, tuple[GoalSet, Any]] = {}
+
     def make(variant: str, **options: Any) -> tuple[ShopServer, random.Random]:
         entry = golden("golden_goals.json")["variants"][variant]
         rng = random.Random()
@@ -42,9 +45,14 @@ def golden_shop(golden_catalogue: Catalogue) -> Callable[..., tuple[ShopServer, 
             seeding = GoalSeeding.verl_agent(kwargs["seed"])
         else:
             seeding = GoalSeeding(before=entry["py_random_seed_before_constructor"])
-        goals = build_goals(
-            golden_catalogue, entry["human_goals"], seeding=seeding, rng=rng, limit=kwargs.get("limit_goals")
-        )
+        if variant not in built:
+            goals = build_goals(
+                golden_catalogue, entry["human_goals"], seeding=seeding, rng=rng, limit=kwargs.get("limit_goals")
+            )
+            built[variant] = goals, rng.getstate()
+        goals, state = copy.copy(built[variant][0]), built[variant][1]
+        goals._texts = {}
+        rng.setstate(state)
         shop_options = ShopOptions(human_goals=entry["human_goals"], original_quirks=True, **options)
         return ShopServer(golden_catalogue, goals, shop_options), rng
 

