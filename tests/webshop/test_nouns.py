@@ -33,7 +33,7 @@ def test_type_decisions_agree_on_pairs_of_titles() -> None:
     rng = random.Random(0)
     pairs = [(rng.randrange(len(titles)), rng.randrange(len(titles))) for _ in range(20_000)]
     agreement = np.mean([title_type(recorded[a], recorded[b]) == title_type(tagged[a], tagged[b]) for a, b in pairs])
-    assert agreement > 0.96, agreement
+    assert agreement > 0.97, agreement
 
 
 def test_type_decisions_agree_on_recorded_rewards(golden_catalogue: Catalogue) -> None:

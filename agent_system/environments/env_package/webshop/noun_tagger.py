@@ -2,8 +2,8 @@
 
 The original asks spaCy's small English model which words of a title are nouns. This module answers the same question
 without it: a linear classifier over hashed features of a word and its neighbours, trained on what that model says about
-generated titles (``benchmarks/webshop_nouns.py`` trains it and reports the agreement). Its weights are a file of a few
-tens of kilobytes; a title takes some fifty microseconds.
+made-up titles (``benchmarks/webshop_nouns.py`` trains it and reports the agreement). Its weights are a file of 190 kB; a
+title takes less than 0.1 ms.
 
 Left out: every part of speech but noun and proper noun together, and all languages but English.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 WEIGHTS = Path(__file__).with_name("noun_weights.npz")
-BITS = 16  # 2^16 hashed features
+BITS = 18  # 2^18 hashed features
 
 _OPENING = "([{<\"'“‘`$#*&@~|!?,;:.…-–—+=/\\"
 _CLOSING = ")]}>\"'”’`,;:!?…|*%°™®©~"
@@ -128,7 +128,7 @@ class NounTagger:
     """Linear classifier: a word is a noun when its features' weights sum to more than minus the bias."""
 
     def __init__(self, weights: np.ndarray, bias: float) -> None:
-        """``weights``: ``(2^16,)`` numbers."""
+        """``weights``: ``(2^BITS,)`` numbers."""
         self._weights: list[float] = np.asarray(weights, dtype=np.float64).tolist()
         self._bias = float(bias)
 

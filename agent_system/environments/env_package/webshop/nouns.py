@@ -39,8 +39,12 @@ class LexiconNouns:
     """The built-in tagger."""
 
     def __init__(self) -> None:
-        self._tagger = NounTagger.load()
-        self.key = f"tagger {hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()[:16]}"
+        self.key = f"tagger 1 {hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()[:16]}"
+
+    @cached_property
+    def _tagger(self) -> NounTagger:
+        """Loaded when a catalogue is built; workers that only open one do without."""
+        return NounTagger.load()
 
     def many(self, titles: list[str]) -> list[list[str]]:
         return [self._tagger.nouns(title) for title in titles]
