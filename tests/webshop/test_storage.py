@@ -148,3 +148,9 @@ def test_waiting_has_a_limit(tmp_path: Path) -> None:
             pytest.fail("two holders")
     with FileLock(tmp_path / "l", 0.2, "free again"):
         pass
+
+
+def test_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="env.webshop.cache_dir"):
+        _open(tmp_path / "file" / "cache")

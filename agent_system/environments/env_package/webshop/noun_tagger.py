@@ -2,8 +2,8 @@
 
 The original asks spaCy's small English model which words of a title are nouns. This module answers the same question
 without it: a linear classifier over hashed features of a word and its neighbours, trained on what that model says about
-made-up titles (``benchmarks/webshop_nouns.py`` trains it and reports the agreement). Its weights are a file of 190 kB; a
-title takes less than 0.1 ms.
+made-up titles (``benchmarks/webshop_nouns.py`` trains it and reports the agreement). Its weights are a file of 190 kB;
+a title takes less than 0.1 ms.
 
 Left out: every part of speech but noun and proper noun together, and all languages but English.
 """

@@ -45,6 +45,8 @@ class ShopOptions:
     build_timeout: float = 7200.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.cache_dir, str) or not self.cache_dir:
+            raise ValueError(f"{PREFIX}.cache_dir must name a folder, got {self.cache_dir!r}")
         for key, low in (("num_products", 1), ("validation_goals", 0)):
             value = getattr(self, key)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):

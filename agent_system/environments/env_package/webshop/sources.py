@@ -211,10 +211,13 @@ def file_digest(path: Path, cache_dir: Path) -> str:
                 digest.update(block)
     except OSError as error:
         raise DataFileError(f"{path}: cannot be read ({error})") from error
-    note.parent.mkdir(parents=True, exist_ok=True)
     temporary = note.with_name(f"{note.name}.{os.getpid()}")
-    temporary.write_text(digest.hexdigest(), encoding="ascii")
-    os.replace(temporary, note)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(digest.hexdigest(), encoding="ascii")
+        os.replace(temporary, note)
+    except OSError as error:  # the next start reads the file again
+        logger.warning("cannot remember the digest of %s: %s", path, error)
     return digest.hexdigest()
 
 

@@ -233,7 +233,12 @@ def open_or_build(
     folder = root / name
     with contextlib.suppress(DamagedFilesError):
         return folder, read_manifest(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"env.webshop.cache_dir={root} cannot be made ({error}); name a folder to write to") from error
+    if not os.access(root, os.W_OK):
+        raise ValueError(f"env.webshop.cache_dir={root} cannot be written to, and {what} is not built there yet")
     with FileLock(root / f"{name}.lock", timeout, f"building {what}"):
         try:
             return folder, read_manifest(folder)

@@ -41,6 +41,7 @@ class WebAgentTextEnv:
         session: kept as an attribute, not used by ``reset``, as in the original.
         session_prefix: goes before every session id.
         num_prev_obs, num_prev_actions: how much history the returned state has.
+        get_image: only False; the original's picture features are not part of its published data.
         seed: seeds goals and random draws as verl-agent's copy does; None is the fixed goal list and draws from the
             system.
         auto_reset: start the next random session right after a purchase, as verl-agent's copy does.
@@ -65,11 +66,14 @@ class WebAgentTextEnv:
         session_prefix: str | None = None,
         num_prev_obs: int = 0,
         num_prev_actions: int = 0,
+        get_image: bool = False,
         seed: int | None = None,
         auto_reset: bool = False,
         rng: random.Random | None = None,
         **options: Any,
     ) -> None:
+        if get_image:
+            raise ValueError("get_image=True needs the original's picture features, which this shop does not have")
         self.rng = random.Random(seed) if rng is None else rng
         if server is None:
             shop = ShopOptions(
