@@ -153,7 +153,8 @@ def main() -> None:
     if args.profile:
         with torch.profiler.profile() as profiler:
             timed(lambda: actor.update_policy(work))
-        logger.info(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60))
+        order = "self_cuda_time_total" if args.device == "cuda" else "self_cpu_time_total"
+        logger.info(profiler.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,11 +102,25 @@ def _update_in_all_modes(path: str, fsdp_size: int) -> list[tuple[dict, dict]]:
     return [_update(path, {"loss_agg_mode": mode, **budget, **ALL_TERMS}, fsdp_size=fsdp_size) for mode in MODES]
 
 
-@pytest.mark.parametrize("fsdp_size", [-1, 1])
-def test_two_ranks_do_what_one_does(model_path: str, fsdp_size: int) -> None:
+def _on_one_rank_of_two(path: str) -> dict[str, Any]:
+    """Everything that is compared with a single rank, in one start of the processes."""
+    return {
+        "sharded": _update_in_all_modes(path, -1),
+        "replicated": _update_in_all_modes(path, 1),
+        "critic": _critic_update(path, 40),
+    }
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model_path: str) -> list[dict[str, Any]]:
+    return run_ranks(_on_one_rank_of_two, 2, model_path)
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+def test_two_ranks_do_what_one_does(model_path: str, two_ranks: list[dict[str, Any]], layout: str) -> None:
     alone = _update_in_all_modes(model_path, -1)
-    for rank in run_ranks(_update_in_all_modes, 2, model_path, fsdp_size):
-        for expected, got in zip(alone, rank):
+    for rank in two_ranks:
+        for expected, got in zip(alone, rank[layout]):
             _assert_same(expected, got)
 
 
@@ -205,10 +218,10 @@ def _critic_update(path: str, budget: int) -> tuple[dict, dict, torch.Tensor]:
     return critic.update_critic(rows), dict(full_parameters(module)), values.sum()
 
 
-def test_the_critic_learns_the_same_on_one_and_two_ranks(model_path: str) -> None:
+def test_the_critic_learns_the_same_on_one_and_two_ranks(model_path: str, two_ranks: list[dict[str, Any]]) -> None:
     alone = _critic_update(model_path, 100_000)
     assert alone[0]["critic/vf_loss"] > 0
     _assert_same(alone[:2], _critic_update(model_path, 25)[:2])
-    ranks = run_ranks(_critic_update, 2, model_path, 40)
-    _assert_same(alone[:2], ranks[0][:2])
-    torch.testing.assert_close(ranks[0][2] + ranks[1][2], alone[2], atol=1e-4, rtol=1e-4)
+    first, second = (rank["critic"] for rank in two_ranks)
+    _assert_same(alone[:2], first[:2])
+    torch.testing.assert_close(first[2] + second[2], alone[2], atol=1e-4, rtol=1e-4)

@@ -37,7 +37,8 @@ def token_log_probs(
     """
     if temperature <= 0:
         raise ValueError(
-            f"log-probabilities need a positive temperature, got {temperature}; set actor_rollout_ref.rollout.temperature"
+            f"log-probabilities need a positive temperature, got {temperature}: set "
+            "actor_rollout_ref.rollout.temperature"
         )
     return _ChunkedLogProbs.apply(hidden, weight, labels, 1.0 / temperature, with_entropy)
 

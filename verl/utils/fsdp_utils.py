@@ -163,7 +163,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered parameters everywhere. A forward without a backward leaves the root's gathered, in compute dtype."""
+    """Free gathered parameters. A forward without a backward leaves the root's gathered, in compute dtype."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

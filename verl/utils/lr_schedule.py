@@ -58,7 +58,12 @@ def warmup_steps(lr_warmup_steps: int, lr_warmup_steps_ratio: float, total_steps
 
 
 def wsd_factor(
-    step: int, num_warmup_steps: int, num_training_steps: int, min_lr_ratio: float, num_cycles: float, stable_ratio: float
+    step: int,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    min_lr_ratio: float,
+    num_cycles: float,
+    stable_ratio: float,
 ) -> float:
     """Warm-up from 0, a plateau of ``stable_ratio`` of the rest, then a cosine down to ``min_lr_ratio``."""
     plateau_end = num_warmup_steps + int(stable_ratio * max(0, num_training_steps - num_warmup_steps))

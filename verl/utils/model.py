@@ -44,7 +44,8 @@ def get_generation_config(model: str, trust_remote_code: bool = False) -> Genera
     except OSError:
         pass
     try:
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        return GenerationConfig.from_model_config(config)
     except OSError:
         return None
 

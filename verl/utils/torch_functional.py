@@ -129,7 +129,7 @@ def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
 def log_probs_from_logits_response(
     input_ids: torch.Tensor, logits: torch.Tensor, response_length: int
 ) -> torch.Tensor:
-    """Log-probs of the last ``response_length`` tokens: ``(B, L)`` ids, ``(B, L, V)`` logits to ``(B, response_length)``."""
+    """Log-probs of the last ``R = response_length`` tokens: ``(B, L)`` ids, ``(B, L, V)`` logits to ``(B, R)``."""
     return logprobs_from_logits(logits[:, -response_length - 1 : -1], input_ids[:, -response_length:])
 
 
@@ -206,8 +206,8 @@ def postprocess_data(
     head = {"left": 0, "right": max_length, "middle": max_length // 2}.get(truncation)
     if head is None:
         raise NotImplementedError(
-            f"{length} tokens do not fit max_length={max_length} with data.truncation={truncation!r}: raise the length, or "
-            "use left, right or middle"
+            f"{length} tokens do not fit max_length={max_length} with data.truncation={truncation!r}: raise the length, "
+            "or use left, right or middle"
         )
     tail_start = length - (max_length - head)
     cut_ids, cut_mask = (

@@ -78,7 +78,7 @@ class OffloadedState:
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """``perf/max_memory_allocated_gb``, ``perf/max_memory_reserved_gb`` (0 on CPU), ``perf/cpu_memory_used_gb``, GiB."""
+    """Peaks of this rank's GPU memory (0 on CPU) and the host's memory in use, GiB, as ``perf/*``."""
     on_cuda = device.type == "cuda"
     return {
         "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(device) / 2**30 if on_cuda else 0.0,

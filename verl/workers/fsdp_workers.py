@@ -1,7 +1,8 @@
 """What a rank can do: ``ActorRolloutRefWorker`` and ``CriticWorker``.
 
-One process holds the shard of the policy, the rollout engine, the reference policy and, beside them, the critic. The order
-of life is: process group, models, engine last, so that the engine sees what memory is left and joins the group there is.
+One process holds the shard of the policy, the rollout engine, the reference policy and, beside them, the critic. The
+order of life is: process group, models, engine last, so that the engine sees what memory is left and joins the group
+there is.
 Building models is in ``role_models``, the update in ``actor`` and ``critic``, sampling in ``rollout``.
 """
 

@@ -1,7 +1,7 @@
 """What actor and critic share: mini-batches, micro-batches in lockstep, exact metrics.
 
-All ranks run the same number of micro-batches, because FSDP gathers parameters in each: a rank that has fewer runs empty
-ones. Nothing here depends on how rows are cut: losses are normalised by counts of the whole mini-batch, and metrics
+All ranks run the same number of micro-batches, because FSDP gathers parameters in each: a rank that has fewer runs
+empty ones. Nothing here depends on how rows are cut: losses are normalised by counts of the whole mini-batch, and metrics
 travel as sums and counts.
 """
 
@@ -52,18 +52,32 @@ class MicroBatch:
         return int(self.mask.shape[1])
 
 
-def split_mini_batches(data: DataProto, rows_per_step: int) -> list[np.ndarray]:
-    """Row positions of each optimiser step, in order.
+def split_mini_batches(
+    data: DataProto, rows_per_step: int, device: torch.device | str
+) -> list[np.ndarray]:
+    """Row positions of each optimiser step, in order. Collective.
 
     ``batch["mini_batch"]`` decides where present: each id is one step. Otherwise rows are taken in order,
-    ``rows_per_step`` (of this rank) at a time. Every rank must come to the same number of steps.
+    ``rows_per_step`` (of this rank) at a time. Ranks must agree on the steps, or collectives would wait for ever or mix
+    rows of different steps.
     """
     if "mini_batch" in data.batch.keys():
         ids = data.batch["mini_batch"].numpy()
-        minis = [np.flatnonzero(ids == i) for i in np.unique(ids)]
+        steps = np.unique(ids)
+        minis = [np.flatnonzero(ids == i) for i in steps]
     else:
         minis = [np.array(group) for group in split_by_rows(len(data), rows_per_step)]
+        steps = np.arange(len(minis))
+    _assert_agreed(torch.tensor([len(steps)], device=device), "the number of mini-batches")
+    _assert_agreed(torch.from_numpy(steps.astype(np.int64)).to(device), "the ids of the mini-batches")
     return minis
+
+
+def _assert_agreed(values: torch.Tensor, what: str) -> None:
+    limits = torch.cat([values, -values])
+    dist.all_reduce(limits, op=dist.ReduceOp.MAX)
+    most, least = limits.chunk(2)
+    assert torch.equal(most, -least), f"ranks disagree on {what}: up to {most.tolist()}, down to {(-least).tolist()}"
 
 
 def micro_batches(
@@ -97,14 +111,6 @@ def _take(matrix: torch.Tensor, indices: np.ndarray, width: int, device: torch.d
     return matrix[torch.from_numpy(indices), :width].to(device, non_blocking=True)
 
 
-def assert_same_steps(count: int, device: torch.device | str) -> None:
-    """Every rank must take the same number of optimiser steps, or collectives would wait for ever."""
-    limits = torch.tensor([count, -count], device=device)
-    dist.all_reduce(limits, op=dist.ReduceOp.MAX)
-    most, least = int(limits[0]), -int(limits[1])
-    assert most == least, f"ranks disagree on the number of mini-batches: between {least} and {most}"
-
-
 @dataclass
 class MetricSums:
     """Metrics of an update, exact over all micro-batches, mini-batches and ranks. Three kinds:
@@ -131,7 +137,7 @@ class MetricSums:
         self._shares[name] = self._shares[name] + share if name in self._shares else share
 
     def end_step(self, **agreed: float) -> None:
-        """Close an optimiser step; ``agreed`` are its numbers that are the same on all ranks (``a__b`` means ``a/b``)."""
+        """Close an optimiser step; ``agreed`` are numbers that are the same on all ranks (``a__b`` means ``a/b``)."""
         self._steps += 1
         for name, value in agreed.items():
             name = name.replace("__", "/")

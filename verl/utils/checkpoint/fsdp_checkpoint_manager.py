@@ -108,8 +108,8 @@ class FSDPCheckpointManager:
         folder = Path(local_path)
         if not (folder / SHARDS / ".metadata").is_file():
             raise ValueError(
-                f"{local_path} holds no checkpoint of this trainer: check trainer.resume_from_path, or start afresh with "
-                "trainer.resume_mode=disable"
+                f"{local_path} holds no checkpoint of this trainer: check trainer.resume_from_path, or start afresh "
+                "with trainer.resume_mode=disable"
             )
         state = self._sharded_state()
         dcp.load(state, checkpoint_id=folder / SHARDS)

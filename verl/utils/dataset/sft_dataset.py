@@ -58,8 +58,9 @@ class SFTDataset:
             prompts, responses = read_columns(path, (prompt_key, response_key))
             for first in range(0, len(prompts), ROWS_PER_ENCODING):
                 part = slice(first, first + ROWS_PER_ENCODING)
-                for row in zip(self._encode_prompts(prompts[part]), self._encode_responses(responses[part]), strict=True):
-                    self._add(*row)
+                encoded = self._encode_prompts(prompts[part]), self._encode_responses(responses[part])
+                for prompt, response in zip(*encoded, strict=True):
+                    self._add(prompt, response)
         if not self.prompts:
             raise ValueError(f"no rows in {files}: check data.train_files")
         lengths = [len(p) + len(r) for p, r in zip(self.prompts, self.responses)]
@@ -107,8 +108,8 @@ class SFTDataset:
         if excess > 0:
             if self.truncation == "error":
                 raise ValueError(
-                    f"row {row} has {excess + self.max_length} tokens: raise data.max_length above {self.max_length}, or set "
-                    "data.truncation to left or right"
+                    f"row {row} has {excess + self.max_length} tokens: raise data.max_length above {self.max_length}, "
+                    "or set data.truncation to left or right"
                 )
             if self.truncation == "left":
                 prompt = prompt[min(excess, len(prompt) - 1) :]

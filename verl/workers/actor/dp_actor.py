@@ -27,7 +27,6 @@ from verl.workers.update_loop import (
     MetricSums,
     MicroBatch,
     MicroBatchPlan,
-    assert_same_steps,
     micro_batches,
     split_mini_batches,
 )
@@ -108,8 +107,8 @@ class DataParallelPPOActor(BasePPOActor):
         assert self.guard is not None, "this policy has no optimiser"
         self.actor_module.train()
         rows = RaggedRows(data)
-        minis = split_mini_batches(data, max(1, self.config.ppo_mini_batch_size // dist.get_world_size()))
-        assert_same_steps(len(minis), self.device)
+        rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
+        minis = split_mini_batches(data, rows_per_step, self.device)
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []

@@ -18,7 +18,7 @@ class BasePPOCritic(ABC):
 
     @abstractmethod
     def compute_values(self, data: DataProto) -> torch.Tensor:
-        """Values before each response token, float32 ``(N, R)``, in the order of the rows, 0 where there is no token."""
+        """Values before each response token, float32 ``(N, R)``, in row order, 0 where there is no token."""
 
     @abstractmethod
     def update_critic(self, data: DataProto) -> dict[str, float]:

@@ -25,7 +25,6 @@ from verl.workers.update_loop import (
     MetricSums,
     MicroBatch,
     MicroBatchPlan,
-    assert_same_steps,
     micro_batches,
     split_mini_batches,
 )
@@ -87,8 +86,8 @@ class DataParallelPPOCritic(BasePPOCritic):
         """
         self.critic_module.train()
         rows = RaggedRows(data)
-        minis = split_mini_batches(data, max(1, self.config.ppo_mini_batch_size // dist.get_world_size()))
-        assert_same_steps(len(minis), self.device)
+        rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
+        minis = split_mini_batches(data, rows_per_step, self.device)
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):

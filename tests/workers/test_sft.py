@@ -1,0 +1,132 @@
+"""Supervised fine-tuning: learns a tiny set, resumes exactly, exports what it trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+
+from tests.workers.ranks import run_ranks
+from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer, tiny_config
+from verl.trainer import fsdp_sft_trainer
+from verl.trainer.config.sft_schema import sft_config
+from verl.trainer.fsdp_sft_trainer import SFTTrainer
+from verl.utils.dataset.sft_dataset import SFTDataset
+from verl.utils.tokenizer import hf_tokenizer
+
+YAML = Path(fsdp_sft_trainer.__file__).parent / "config" / "sft_trainer.yaml"
+
+
+def _trainer(folder: Path, **changes: Any) -> SFTTrainer:
+    tree = OmegaConf.load(YAML)
+    defaults = {
+        "data.train_files": str(folder / "rows.parquet"),
+        "data.val_files": str(folder / "rows.parquet"),
+        "data.train_batch_size": 8,
+        "data.max_token_len_per_gpu": 60,
+        "model.path": str(folder / "model"),
+        "optim.lr": 1e-2,
+        "trainer.total_epochs": 8,
+        "trainer.default_local_dir": str(folder / "run"),
+    }
+    for key, value in {**defaults, **changes}.items():
+        OmegaConf.update(tree, key, value, merge=False)
+    del tree["hydra"]
+    return SFTTrainer(sft_config(OmegaConf.to_container(tree, resolve=True)))
+
+
+@pytest.fixture()
+def folder(tmp_path: Path) -> Path:
+    """Twenty rows whose response repeats the prompt's first tokens, and a config to start from."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(2, 97, rng.integers(4, 12)).tolist() for _ in range(20)]
+    table = {"prompt": prompts, "response": [p[:3] + [1] for p in prompts]}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    tiny_config().save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+def _metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_it_learns_a_tiny_set_and_exports_the_model(folder: Path) -> None:
+    trainer = _trainer(folder, **{"trainer.total_epochs": 40})
+    trainer.fit()
+    lines = _metrics(folder / "run")
+    assert [line["step"] for line in lines] == list(range(1, 121))
+    assert lines[-1]["val/loss"] < 0.2 < 3.0 < lines[0]["train/loss"]
+    assert lines[0]["train/lr"] == 0.0 and lines[-1]["train/lr"] < 1e-4
+    model = AutoModelForCausalLM.from_pretrained(folder / "run" / "huggingface").eval()
+    prompt, response = trainer.train_data[0]
+    logits = model(torch.from_numpy(np.concatenate([prompt, response])).long()[None]).logits[0]
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == response.tolist()
+
+
+def test_a_run_that_stops_and_resumes_is_bitwise_the_run_that_did_not(folder: Path) -> None:
+    _trainer(folder).fit()
+    stopped = _trainer(folder, **{"trainer.default_local_dir": str(folder / "other")})
+    for _ in range(10):
+        stopped.train_step()
+    stopped.save()
+    resumed = _trainer(folder, **{"trainer.default_local_dir": str(folder / "other")})
+    resumed.fit()
+    assert resumed.global_step == resumed.total_steps == 24
+    first, second = _weights(folder / "run" / "huggingface"), _weights(folder / "other" / "huggingface")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _first_steps(folder: Path) -> list[float]:
+    trainer = _trainer(folder, **{"trainer.resume_mode": "disable"})
+    return [trainer.train_step()["train/loss"] for _ in range(4)] + [trainer.validate()["val/loss"]]
+
+
+def test_two_ranks_see_the_losses_of_one(folder: Path) -> None:
+    alone = _first_steps(folder)
+    for rank in run_ranks(_first_steps, 2, folder):
+        assert rank == pytest.approx(alone, rel=1e-4)
+
+
+def test_text_rows_are_tokenised_and_end_with_the_end_token(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    save_tiny_tokenizer(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "w5 w6", "response": "w7"}\n')
+    tokenizer = hf_tokenizer(str(tmp_path))
+    prompt, response = SFTDataset(str(tmp_path / "rows.jsonl"), tokenizer)[0]
+    assert prompt.tolist() == [5, 6] and response.tolist() == [7, 1]
+    with pytest.raises(ValueError, match="model.tokenizer_path"):
+        SFTDataset(str(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("truncation", "prompt", "response"),
+    [("left", [4, 5], [6, 7, 8]), ("right", [2, 3, 4, 5], [6])],
+)
+def test_long_rows_are_cut_where_asked(tmp_path: Path, truncation: str, prompt: list, response: list) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"p": [2, 3, 4, 5], "r": [6, 7, 8]}\n')
+    make = lambda how: SFTDataset(str(tmp_path / "rows.jsonl"), None, "p", "r", max_length=5, truncation=how)  # noqa: E731
+    got = make(truncation)[0]
+    assert got[0].tolist() == prompt and got[1].tolist() == response
+    with pytest.raises(ValueError, match="data.max_length"):
+        make("error")
+
+
+def test_mistakes_name_the_key(folder: Path) -> None:
+    with pytest.raises(ValueError, match="data.prompt_key"):
+        _trainer(folder, **{"data.prompt_key": "question"})
+    with pytest.raises(ValueError, match="data.train_files"):
+        _trainer(folder, **{"data.train_files": "nowhere.parquet"})
+    with pytest.raises(ValueError, match="optim.lr_scheduler"):
+        _trainer(folder, **{"optim.lr_scheduler": "step"})

@@ -1,0 +1,225 @@
+"""Small pure functions of the worker rooms against formulas and worked values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from verl.models.micro_batches import split_by_rows, split_by_tokens
+from verl.protocol import DataProto
+from verl.utils import torch_functional as F
+from verl.utils.flops_counter import FlopsCounter, get_device_flops
+from verl.utils.fsdp_utils import to_torch_dtype
+from verl.utils.lr_schedule import warmup_steps
+from verl.utils.model import compute_position_id_with_mask, create_random_mask, update_model_config
+from verl.workers.guarded_step import GuardedOptimizer
+from verl.workers.rows import RaggedRows
+
+
+def _factors(make, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer)
+    values = []
+    for _ in range(steps):
+        values.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return values
+
+
+def test_cosine_schedule() -> None:
+    got = _factors(lambda o: F.get_cosine_schedule_with_warmup(o, 2, 10, min_lr_ratio=0.1), 11)
+    expected = [0.1, 0.55, 1, 0.965746, 0.868198, 0.722208, 0.55, 0.377792, 0.231802, 0.134254, 0.1]
+    assert got == pytest.approx(expected, abs=1e-6)
+
+
+def test_constant_schedule() -> None:
+    assert _factors(lambda o: F.get_constant_schedule_with_warmup(o, 3), 5) == pytest.approx([0, 1 / 3, 2 / 3, 1, 1])
+    assert _factors(lambda o: F.get_constant_schedule_with_warmup(o, 0), 2) == [1, 1]
+
+
+def test_warmup_stable_decay_schedule() -> None:
+    got = _factors(lambda o: F.get_wsd_schedule_with_warmup(o, 2, 12, stable_ratio=0.5), 13)
+    assert got[:8] == pytest.approx([0, 0.5, 1, 1, 1, 1, 1, 1])
+    assert got[12] == pytest.approx(0.0)
+    assert all(a >= b for a, b in zip(got[7:], got[8:]))
+
+
+def test_warmup_length_is_absolute_or_a_ratio() -> None:
+    assert warmup_steps(-1, 0.1, 200) == 20
+    assert warmup_steps(5, 0.1, 200) == 5
+
+
+def test_masked_statistics() -> None:
+    values, mask = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    chosen = values[mask.bool()]
+    assert F.masked_mean(values, mask).item() == pytest.approx(chosen.mean().item())
+    assert F.masked_var(values, mask).item() == pytest.approx(chosen.var().item(), rel=1e-5)
+    assert F.masked_sum(values, mask, axis=1).tolist() == [3, 15]
+    expected = torch.tensor([[-1.253831, -0.771588, -0.289346], [0.192897, 0.675140, 1.157383]])
+    torch.testing.assert_close(F.masked_whiten(values, mask), expected, atol=1e-5, rtol=1e-5)
+    shifted = F.masked_whiten(values, mask, shift_mean=False)
+    torch.testing.assert_close(shifted, expected + chosen.mean(), atol=1e-5, rtol=1e-5)
+    for bad in (torch.zeros(2, 3), torch.tensor([[1, 0, 0], [0, 0, 0]])):
+        with pytest.raises(ValueError):
+            F.masked_var(values, bad)
+
+
+def test_what_is_masked_does_not_leak() -> None:
+    values, mask = torch.tensor([1.0, float("nan"), float("inf")]), torch.tensor([1, 0, 0])
+    assert F.masked_mean(values, mask).item() == pytest.approx(1.0)
+
+
+def test_response_mask_ends_with_the_first_end_token() -> None:
+    ids = torch.tensor([[20, 10, 34, 1, 0, 0, 0], [78, 0, 76, 2, 1, 0, 0], [23, 98, 1, 0, 0, 0, 0], [5, 6, 7, 8, 9, 3, 4]])
+    assert F.get_response_mask(ids, eos_token=1).tolist() == [
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 1],
+    ]
+    assert F.get_response_mask(ids, eos_token=[1, 2])[1].tolist() == [1, 1, 1, 1, 0, 0, 0]
+
+
+def test_log_probs_and_entropy_from_logits() -> None:
+    logits, labels = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    table = torch.log_softmax(logits, -1)
+    torch.testing.assert_close(F.logprobs_from_logits(logits, labels), F.logprobs_from_logits_naive(logits, labels))
+    torch.testing.assert_close(F.entropy_from_logits(logits), -(table.exp() * table).sum(-1))
+    response = F.log_probs_from_logits_response(labels, logits, 3)
+    torch.testing.assert_close(response, F.gather_from_labels(table[:, 1:4], labels[:, 2:]))
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected"), [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
+)
+def test_postprocess_cuts(truncation: str, expected: list[int]) -> None:
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    got, mask = F.postprocess_data(ids, torch.ones_like(ids), 3, 0, truncation=truncation)
+    assert got.tolist() == [expected] and mask.tolist() == [[1, 1, 1]]
+
+
+def test_postprocess_pads_or_refuses() -> None:
+    ids = torch.tensor([[1, 2]])
+    assert F.postprocess_data(ids, torch.ones_like(ids), 4, 9)[0].tolist() == [[9, 9, 1, 2]]
+    assert F.postprocess_data(ids, torch.ones_like(ids), 4, 9, left_pad=False)[1].tolist() == [[1, 1, 0, 0]]
+    with pytest.raises(NotImplementedError):
+        F.postprocess_data(ids, torch.ones_like(ids), 1, 0)
+
+
+def test_padding_helpers() -> None:
+    assert F.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=3).tolist() == [[1, 0, 0], [2, 3, 0]]
+    assert F.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=1).tolist() == [[1, 0], [2, 3]]
+    indices, cumulative, longest = F.get_unpad_data(torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    assert (indices.tolist(), cumulative.tolist(), longest) == ([1, 2, 3], [0, 2, 3], 2)
+    assert F.remove_pad_token(torch.tensor([[0, 5]]), torch.tensor([[0, 1]])) == [[5]]
+
+
+def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = rng.integers(1, 40, rng.integers(1, 60)).tolist()
+        groups = split_by_tokens(lengths, 50)
+        assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+        assert all(sum(lengths[i] for i in group) <= 50 for group in groups)
+        assert len(groups) <= 2 * -(-sum(lengths) // 50)
+    assert split_by_tokens([80, 3], 50) == [[0], [1]]
+    assert split_by_tokens([], 50) == []
+    assert split_by_rows(5, 2) == [[0, 1], [2, 3], [4]]
+    with pytest.raises(ValueError):
+        split_by_tokens([1], 0)
+
+
+def test_flops_of_a_known_shape() -> None:
+    config = Qwen2Config(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+    )
+    counter = FlopsCounter(config)
+    # Qwen2.5-1.5B has 1.31 G non-embedding parameters, biases and norms (0.1 %) included.
+    assert 28 * counter.layer_parameters() == pytest.approx(1.31e9, rel=0.01)
+    dense = counter.training_flops([1], head_tokens=0)
+    assert dense == pytest.approx(6 * 28 * counter.layer_parameters(), rel=1e-3)
+    head = counter.training_flops([100], 100) - counter.training_flops([100], 0)
+    assert head == 6 * 100 * 1536 * 151936
+    attention = counter.training_flops([1000], 0) - 1000 / 2 * counter.training_flops([1, 1], 0)
+    assert attention == pytest.approx(6 * 28 * 1536 * 1000**2, rel=1e-2)
+
+
+def test_peaks_by_device_name() -> None:
+    assert get_device_flops("T", "NVIDIA H200") == 989.0
+    assert get_device_flops("T", "NVIDIA H20") == 148.0
+    assert get_device_flops("G", "NVIDIA A100-SXM4-80GB") == 312_000.0
+    assert get_device_flops("T", "NVIDIA L4") == 121.0
+    assert get_device_flops("T", "a CPU") == float("inf")
+
+
+def test_dtypes_by_name() -> None:
+    assert to_torch_dtype("bf16") is torch.bfloat16 and to_torch_dtype(torch.float16) is torch.float16
+    with pytest.raises(ValueError, match="model_dtype"):
+        to_torch_dtype("int4")
+
+
+def test_model_config_overrides_descend() -> None:
+    config = Qwen2Config()
+    update_model_config(config, {"eos_token_id": 7, "rope_parameters": {"rope_theta": 5.0}})
+    assert config.eos_token_id == 7 and config.rope_parameters["rope_theta"] == 5.0
+
+
+def test_positions_and_random_masks() -> None:
+    assert compute_position_id_with_mask(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
+    mask = create_random_mask(torch.ones(64, 20, dtype=torch.int64), 0.6, 0.3, 0.2)
+    lengths = mask.sum(-1)
+    assert lengths.min() >= 4 and lengths.max() <= 12
+    assert (mask.diff(dim=1).abs().sum(-1) <= 2).all()
+
+
+def test_ragged_rows_keep_holes_of_the_mask() -> None:
+    prompts = np.empty(2, dtype=object)
+    prompts[:] = [np.array([5, 6], dtype=np.int32), np.array([7], dtype=np.int32)]
+    data = DataProto.from_dict(
+        tensors={
+            "responses": torch.tensor([[1, 2, 3, 0], [4, 0, 0, 0]]),
+            "response_mask": torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]]),
+        },
+        non_tensors={"prompt_ids": prompts},
+    )
+    rows = RaggedRows(data)
+    assert [r.tolist() for r in rows.responses] == [[1, 2, 3], []]
+    assert rows.lengths.tolist() == [5, 1]
+
+
+def test_a_good_step_resets_the_count_of_bad_ones() -> None:
+    weight = torch.nn.Linear(1, 1, bias=False)
+    guard = GuardedOptimizer(weight, torch.optim.SGD(weight.parameters(), lr=0.1), grad_clip=1.0)
+    for bad in (True, True, False, True, True):
+        weight.weight.grad = torch.tensor([[float("nan") if bad else 2.0]])
+        norm, taken = guard.step(torch.tensor(1.0))
+        assert taken is not bad
+    assert guard.skipped_steps == 4
+    assert torch.isfinite(weight.weight).all()
+    assert weight.weight.grad is None
+
+
+def test_schema_of_the_sft_yaml_has_every_key(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from verl.trainer.config.sft_schema import sft_config
+
+    path = Path(F.__file__).parents[1] / "trainer" / "config" / "sft_trainer.yaml"
+    tree = OmegaConf.load(path)
+    del tree["hydra"]
+    tree.data.train_files, tree.model.path = "a", "b"
+    plain = OmegaConf.to_container(tree, resolve=True)
+    assert sft_config(plain).trainer.total_epochs == 4
+    plain["optim"]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="momentum"):
+        sft_config(plain)
