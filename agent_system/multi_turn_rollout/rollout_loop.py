@@ -10,6 +10,7 @@ import numpy as np
 from ray.exceptions import RayError
 
 from agent_system.environments.base import EventEnvironments
+from agent_system.multi_turn_rollout import reference_form
 from agent_system.multi_turn_rollout.episode import Episode
 from agent_system.multi_turn_rollout.episode_loop import EpisodeLoop, LoopCounts, RolloutPlan
 from agent_system.multi_turn_rollout.generation import GenerationClient, as_generation_client
@@ -65,11 +66,15 @@ class TrajectoryCollector:
             ValueError: the batch does not fit the environments, or a prompt is too long and must not be cut.
             RuntimeError: no episode came through.
         """
-        group_size = self._group_size(is_train)
-        repeat = group_size if is_train else 1
+        return self._play(gen_batch, actor_rollout_wg, envs, is_train, repeat=self._group_size(True) if is_train else 1)
+
+    def _play(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool, repeat: int, replace: bool = True
+    ) -> DataProto:
+        """As ``multi_turn_loop`` with every row of the batch played ``repeat`` times; ``replace`` allows new groups."""
         num_episodes = len(gen_batch) * repeat
-        environments = as_event_environments(envs, num_episodes, group_size)
-        plan = self._plan(gen_batch, environments, num_episodes, repeat, is_train)
+        environments = as_event_environments(envs, num_episodes, self._group_size(is_train))
+        plan = self._plan(gen_batch, environments, num_episodes, repeat, is_train, replace)
         client = as_generation_client(actor_rollout_wg)
         engine_metrics = client.begin()
         scheduler = ReplicaScheduler(
@@ -79,7 +84,6 @@ class TrajectoryCollector:
         self._encoder.shortened = 0
         episodes = self._run(loop, client)
         engine_metrics |= client.end()
-        metrics = self._metrics(loop.counts, scheduler, client) | engine_metrics
         counted = [episode for episode in episodes if episode.counts]
         if not counted:
             reasons = "; ".join(loop.counts.failures[:3]) or "every first prompt exceeds data.max_prompt_length"
@@ -94,9 +98,58 @@ class TrajectoryCollector:
                 "temperature": plan.sampling.temperature,
                 "eos_token_id": self.tokenizer.eos_token_id,
                 "pad_token_id": self.tokenizer.pad_token_id,
-                "rollout_metrics": metrics,
+                "rollout_metrics": self._metrics(loop.counts, scheduler, client) | engine_metrics,
             },
         )
+
+    # ------------------------------------------------------------------ the reference's own steps, in padded form
+
+    def preprocess_single_sample(self, item: int, gen_batch: DataProto, obs: dict[str, Any]) -> dict[str, Any]:
+        """Observation ``item`` as a padded prompt; see ``reference_form.preprocess_sample``."""
+        pad = self.tokenizer.pad_token_id
+        return reference_form.preprocess_sample(self._encoder, self.config, pad, item, gen_batch, obs)
+
+    def preprocess_batch(self, gen_batch: DataProto, obs: dict[str, Any]) -> DataProto:
+        """All observations as padded prompts."""
+        samples = [self.preprocess_single_sample(item, gen_batch, obs) for item in range(len(gen_batch))]
+        batch = reference_form.collate(samples)
+        batch.meta_info = gen_batch.meta_info
+        return batch
+
+    def vanilla_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> reference_form.Rollout:
+        """Plays every row of ``gen_batch`` once (the caller repeats them); keeps every group."""
+        return self._padded_rollout(gen_batch, actor_rollout_wg, envs, replace=False)
+
+    def dynamic_multi_turn_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any) -> reference_form.Rollout:
+        """As ``vanilla_multi_turn_loop``, replacing groups whose rewards are all equal."""
+        return self._padded_rollout(gen_batch, actor_rollout_wg, envs, replace=True)
+
+    def gather_rollout_data(
+        self,
+        total_batch_list: list[list[dict[str, Any]]],
+        episode_rewards: np.ndarray,
+        episode_lengths: np.ndarray,
+        success: dict[str, np.ndarray],
+        traj_uid: np.ndarray,
+        tool_callings: np.ndarray,
+    ) -> DataProto:
+        """The rows of a rollout as one padded batch; see ``reference_form.gather``."""
+        return reference_form.gather(
+            total_batch_list, episode_rewards, episode_lengths, success, traj_uid, tool_callings
+        )
+
+    def _padded_rollout(
+        self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, replace: bool
+    ) -> reference_form.Rollout:
+        is_train = not gen_batch.meta_info.get("validate", False)
+        rows = self._play(gen_batch, actor_rollout_wg, envs, is_train, repeat=1, replace=replace)
+        data = self.config.data
+        padded = reference_form.padded_rows(
+            rows, data.max_prompt_length, data.max_response_length, self.tokenizer.pad_token_id
+        )
+        return reference_form.as_rollout(padded)
+
+    # ------------------------------------------------------------------ parts
 
     @staticmethod
     def _run(loop: EpisodeLoop, client: GenerationClient) -> list[Episode]:
@@ -114,7 +167,13 @@ class TrajectoryCollector:
         return max(size, 1)
 
     def _plan(
-        self, gen_batch: DataProto, envs: EventEnvironments, num_episodes: int, repeat: int, is_train: bool
+        self,
+        gen_batch: DataProto,
+        envs: EventEnvironments,
+        num_episodes: int,
+        repeat: int,
+        is_train: bool,
+        replace: bool,
     ) -> RolloutPlan:
         if num_episodes > envs.num_episodes or num_episodes % envs.group_size:
             key = "data.train_batch_size × env.rollout.n" if is_train else "data.val_batch_size × val_kwargs.n"
@@ -135,7 +194,7 @@ class TrajectoryCollector:
             sampling=self._sampling(is_train, meta),
             env_kwargs=_column(gen_batch, "env_kwargs", repeat),
             block=block,
-            max_attempts=filters.max_num_gen_batches if is_train and filters.enable else 1,
+            max_attempts=filters.max_num_gen_batches if is_train and replace and filters.enable else 1,
             # a session has its own limit where it runs; this one is for a process that does not answer at all
             reply_limit_s=2 * max(config.env.reset_timeout, config.env.step_timeout),
             progress_bar=config.trainer.progress_bar,

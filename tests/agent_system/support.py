@@ -187,6 +187,8 @@ def make_config(**changes: Any) -> SimpleNamespace:
     config = SimpleNamespace(
         data=SimpleNamespace(
             max_prompt_length=4000,
+            max_response_length=200,
+            return_raw_chat=True,
             truncation="error",
             apply_chat_template_kwargs={},
             train_batch_size=4,
