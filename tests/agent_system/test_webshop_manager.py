@@ -10,6 +10,7 @@ from test_rollout import assert_same_rows, roll_out
 
 from agent_system.environments.env_manager import make_envs
 from agent_system.multi_turn_rollout.lock_step import LockStepAdapter
+from verl.trainer.config.compose import default_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -142,3 +143,25 @@ def test_too_many_tasks_for_the_shop(config, local_ray):
     greedy = make_config(env__webshop=config.env.webshop, data__train_batch_size=9_999, env__num_workers=1)
     with pytest.raises(ValueError, match=r"too few for the 9999 tasks.*data\.train_batch_size"):
         make_envs(greedy)
+
+
+def test_the_typed_configuration_has_every_key_that_is_read(tmp_path, local_ray):
+    typed = default_config(
+        "preset=embedded",
+        "env.webshop.num_products=300",
+        f"env.webshop.cache_dir={tmp_path}",
+        "env.num_workers=1",
+        "env.rollout.n=2",
+        "env.max_steps=4",
+        "data.train_batch_size=2",
+        "data.val_batch_size=3",
+        "data.max_prompt_length=4000",
+        "data.max_response_length=200",
+        "trainer.progress_bar=false",
+    )
+    train, val = make_envs(typed)
+    for managers, is_train, episodes in ((train, True, 4), (val, False, 3)):
+        rows = roll_out(typed, policy(hasty), managers, is_train=is_train)
+        assert rows.meta_info["rollout_metrics"]["rollout/episodes"] == episodes
+    val.close()
+    train.close()

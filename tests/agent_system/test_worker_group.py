@@ -1,0 +1,42 @@
+"""The rollout loop over a real worker group: two replicas of two ranks."""
+
+from __future__ import annotations
+
+import pytest
+from support import make_config, policy, shopper, toy_manager
+from test_rollout import assert_same_rows, roll_out
+from worker_ranks import ScriptedRank
+
+from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture
+def ranks(local_ray):
+    import ray
+
+    pool = RayResourcePool([4], use_gpu=False, max_colocate_count=1)
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(ScriptedRank)))
+    yield group
+    group.shutdown()
+
+
+def test_all_ranks_of_a_replica_take_the_same_steps(ranks):
+    config = make_config()
+    rows = roll_out(config, ranks, toy_manager(config))
+    assert rows.meta_info["rollout_metrics"]["timing_s/weight_sync"] == 3.0  # of the slowest rank
+    assert_same_rows(rows, roll_out(config, policy(shopper, replicas=2), toy_manager(config)))
+    calls = ranks.calls_seen()
+    assert calls[0] == calls[1]
+    assert calls[2] == calls[3]
+    assert set(calls[0]).isdisjoint(calls[2])
+    assert sum(len(set(seen)) for seen in (calls[0], calls[2])) == len(rows)
+    assert ranks.phases_seen() == [["begin", "end"]] * 4
+
+
+def test_a_rank_that_fails_ends_the_run(ranks):
+    ranks.break_rank(3)
+    config = make_config()
+    with pytest.raises(RuntimeError, match="rank 3 is out of memory"):
+        roll_out(config, ranks, toy_manager(config))
