@@ -50,18 +50,12 @@ def _open(cache: str, products: int) -> Any:
 
 
 def _memory_mb() -> dict[str, float]:
-    """Resident memory of this process: all of it, its private part, and its share of shared pages."""
+    """Resident memory of this process: all of it, what is its own, and the pages of files that processes share."""
     fields = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
         fields[name.rstrip(":")] = int(value) / 1024
-    private = fields["Private_Clean"] + fields["Private_Dirty"]
-    return {
-        "rss_mb": fields["Rss"],
-        "private_dirty_mb": fields["Private_Dirty"],
-        "private_mb": private,
-        "pss_mb": fields["Pss"],
-    }
+    return {"rss_mb": fields["Rss"], "own_mb": fields["Anonymous"], "shared_mb": fields["Rss"] - fields["Anonymous"]}
 
 
 def _wander(session: Any, rng: random.Random, goal: int, steps: int) -> int:
@@ -209,14 +203,13 @@ def run_full(cache: str, products: int) -> dict[str, Any]:
     built = _alone(measure_load, cache, products)
     files = [path for path in Path(cache).rglob("*") if path.is_file()]
     workers = _together(2, measure_searches, [(cache, products, seed) for seed in range(2)])
-    shared = max(worker["rss_mb"] - worker["private_dirty_mb"] for worker in workers)
     return {
         "products": products,
         "build_s": built["seconds"],
         "build_rss_mb": built["rss_mb"],
         "disk_gib": sum(path.stat().st_size for path in files) / 2**30,
-        "shared_pages_gib": shared / 1024,
-        "private_mb": max(worker["private_dirty_mb"] for worker in workers),
+        "shared_gib": max(worker["shared_mb"] for worker in workers) / 1024,
+        "own_mb": max(worker["own_mb"] for worker in workers),
         "workers": workers,
     }
 

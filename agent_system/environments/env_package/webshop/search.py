@@ -37,6 +37,8 @@ B = np.float32(0.4)
 EXACT_LENGTHS = 24  # token counts below are coded exactly, larger ones by their top four bits
 
 _SLACK = 1 - 1e-6  # sums are compared in double, ranked in float32
+_SAMPLE = 256  # documents that are scored in full to find how high the 50th must be
+_WORTH_A_SAMPLE = 10_000  # postings of the next term from which that pays
 
 
 class TooManyTermsError(ValueError):
@@ -78,6 +80,13 @@ class _QueryTerm:
     codes: np.ndarray  # (postings,) impact codes
     scores: np.ndarray  # (codes,) float32: score of each impact code for this term
     bound: float  # the largest score of the term in any document
+
+    def add_to(self, rows: np.ndarray, sums: np.ndarray) -> None:
+        """Add the term's scores in ``rows`` (ascending) to ``sums``."""
+        at = np.searchsorted(self.rows, rows)
+        at[at == len(self.rows)] = 0
+        hit = np.flatnonzero(self.rows[at] == rows)
+        sums[hit] += self.scores[self.codes[at[hit]]]
 
 
 class SearchIndex:
@@ -149,8 +158,8 @@ class SearchIndex:
             while done < len(terms) and rest[done] >= reached * _SLACK:
                 self._add_all(terms[done], found)
                 done += 1
-                if done < len(terms) and rest[done] >= reached * _SLACK and len(terms[done].rows) > 4 * RESULTS:
-                    reached = max(reached, self._kth(found))
+                if done < len(terms) and rest[done] >= reached * _SLACK and len(terms[done].rows) > _WORTH_A_SAMPLE:
+                    reached = max(reached, self._sample(found, terms[done:]))
             rows = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
             rows, sums = self._complete(rows, terms, rest, done, reached)
         finally:
@@ -167,10 +176,20 @@ class SearchIndex:
         if len(fresh):
             found.append(fresh)
 
-    def _kth(self, found: list[np.ndarray]) -> float:
-        """A score that at least 50 documents have reached so far, 0 if there are fewer."""
-        sums = np.concatenate([self._sums[rows] for rows in found]) if found else np.zeros(0)
-        return float(np.partition(sums, len(sums) - RESULTS)[len(sums) - RESULTS]) if len(sums) >= RESULTS else 0.0
+    def _sample(self, found: list[np.ndarray], terms: list[_QueryTerm]) -> float:
+        """A score that at least 50 documents reach: the 50th of the best found so far, scored in full."""
+        rows = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
+        if len(rows) < RESULTS:
+            return 0.0
+        sums = self._sums[rows]
+        if len(rows) > _SAMPLE:
+            best = np.argpartition(sums, len(sums) - _SAMPLE)[-_SAMPLE:]
+            rows, sums = rows[best], sums[best]
+        order = np.argsort(rows)
+        rows, sums = rows[order], sums[order]
+        for term in terms:
+            term.add_to(rows, sums)
+        return float(np.partition(sums, len(sums) - RESULTS)[len(sums) - RESULTS])
 
     def _complete(
         self, rows: np.ndarray, terms: list[_QueryTerm], rest: list[float], done: int, reached: float
@@ -189,10 +208,7 @@ class SearchIndex:
             if i == done:
                 order = np.argsort(rows)
                 rows, sums = rows[order], sums[order]
-            at = np.searchsorted(term.rows, rows)
-            at[at == len(term.rows)] = 0
-            hit = term.rows[at] == rows
-            sums[hit] += term.scores[term.codes[at[hit]]]
+            term.add_to(rows, sums)
         return rows, sums
 
     def _best_of(self, rows: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
