@@ -1,7 +1,7 @@
 """The embedded model's tokenizer, trained on demonstrations: a small byte-level BPE that reads shop pages cheaply.
 
 Text is lower-cased, as the shop does with every action: copying a word from a title or a product code from a link is
-then copying tokens. Numbers are split into groups of at most two digits and product codes into pairs, and the
+then copying tokens. Numbers are split into groups of at most two digits, product codes are two tokens, and the
 separators of the shop's pages and action lists are single tokens. Bytes are the base alphabet: any text encodes.
 """
 from __future__ import annotations
@@ -13,10 +13,14 @@ import pyarrow.parquet as pq
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agent_system.environments.env_package.webshop.generator_vocabulary import ASIN_HEADS, ASIN_TAILS
+
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKERS = ["' [SEP] '", "',\n'click[", "'click[", "click[", "search[", "]"]
 MARKERS += ["<think>", "</think>\n", "</think>", "<action>", "</action>"]
-# A product code (B0 and eight letters) is cut into pairs, so that it reads the same in upper and lower case.
+# A product code of a small generated catalogue is two tokens: what follows the first of them is hardly ever in doubt.
+CODES = [f"b0{head.lower()}" for head in ASIN_HEADS] + [tail.lower() for tail in ASIN_TAILS]
+# Other codes (B0 and eight letters) are cut into pairs.
 CODE = r"[bB]0(?=[A-Za-z]{8})|" + "|".join(rf"(?<=[bB]0[A-Za-z]{{{n}}})[A-Za-z]{{2}}" for n in (0, 2, 4, 6))
 WORDS = CODE + r"|\d{1,2}| ?\p{L}+|\s+| ?[^\s\p{L}\d]+"
 CHAT_TEMPLATE = (
@@ -49,12 +53,13 @@ def train(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([END_OF_TEXT, TURN_START, TURN_END])
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKERS])
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(MARKERS),
+        vocab_size=vocab_size - len(MARKERS) - len(CODES),
         special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=True,
     )
     tokenizer.train_from_iterator(texts(path), trainer)
+    tokenizer.add_tokens([AddedToken(text, normalized=True, special=False) for text in CODES])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,

@@ -107,6 +107,7 @@ class SFTTrainer:
             truncation=data.truncation,
             apply_chat_template=data.apply_chat_template,
             append_eos=data.append_eos,
+            loss_on_prompt=data.loss_on_prompt,
         )
 
     def _build_model(self) -> torch.nn.Module:

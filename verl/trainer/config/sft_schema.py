@@ -16,6 +16,7 @@ class SFTDataConfig:
     truncation: str
     apply_chat_template: bool
     append_eos: bool
+    loss_on_prompt: bool
     train_batch_size: int
     max_token_len_per_gpu: int
 

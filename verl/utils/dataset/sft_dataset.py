@@ -32,6 +32,7 @@ class SFTDataset:
             response's end. At least one prompt token stays.
         apply_chat_template: string prompts become one user turn of the tokenizer's chat template.
         append_eos: string responses end with the tokenizer's end-of-sequence token.
+        loss_on_prompt: learn the prompt's tokens too, all but the first (language modelling).
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SFTDataset:
         truncation: str = "error",
         apply_chat_template: bool = False,
         append_eos: bool = True,
+        loss_on_prompt: bool = False,
     ) -> None:
         if truncation not in TRUNCATION:
             raise ValueError(f"data.truncation={truncation!r}: use one of {TRUNCATION}")
@@ -52,6 +54,7 @@ class SFTDataset:
         self.truncation = truncation
         self.apply_chat_template = apply_chat_template
         self.append_eos = append_eos
+        self.loss_on_prompt = loss_on_prompt
         self.prompts: list[np.ndarray] = []
         self.responses: list[np.ndarray] = []
         for path in [files] if isinstance(files, str) else files:
@@ -116,6 +119,8 @@ class SFTDataset:
             response = response[: self.max_length - len(prompt)]
             if len(response) == 0:
                 raise ValueError(f"row {row}: the prompt alone fills data.max_length={self.max_length}")
+        if self.loss_on_prompt:
+            prompt, response = prompt[:1], np.concatenate([prompt[1:], response])
         self.prompts.append(prompt)
         self.responses.append(response)
 

@@ -255,6 +255,9 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
         kwargs["hf_overrides"] = dict(settings.hf_overrides)
     if settings.device == "cpu":
         kwargs["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(config, settings)
+        # A prompt in pieces makes vLLM turn back a request's generator, which torch's CPU generator cannot do.
+        kwargs["enable_chunked_prefill"] = False
+        kwargs["max_num_batched_tokens"] = max(kwargs["max_num_batched_tokens"], settings.max_model_len)
     else:
         kwargs["enable_sleep_mode"] = settings.free_cache_engine
         if settings.kv_cache_memory_mb is not None:

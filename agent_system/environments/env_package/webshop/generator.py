@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +28,9 @@ from typing import Any, TextIO
 from agent_system.environments.env_package.webshop import generator_phrases as phrases
 from agent_system.environments.env_package.webshop.generator_records import attribute_record, product_record
 from agent_system.environments.env_package.webshop.generator_vocabulary import (
-    ASIN_FIRST,
-    ASIN_SECOND,
+    ASIN_CODES,
+    ASIN_HEADS,
+    ASIN_TAILS,
     BRAND_ENDS,
     BRAND_MIDDLES,
     BRAND_STARTS,
@@ -53,7 +55,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FAMILY_SIZE = 4
-MAX_PRODUCTS = (len(ASIN_FIRST) * len(ASIN_SECOND)) ** 4
+SMALL_CATALOGUE = len(ASIN_HEADS) * len(ASIN_TAILS)
+MAX_PRODUCTS = SMALL_CATALOGUE + (len(ASIN_CODES) - len(ASIN_HEADS)) * len(ASIN_CODES)
 
 #: The three official file names for a small (<= 1,000 products) and a larger catalogue.
 SMALL_FILES = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")
@@ -154,17 +157,31 @@ def _iter_generated(num_products: int, seed: int) -> Iterator[GeneratedProduct]:
 
 
 class _AsinSequence:
-    """Unique ids: an affine permutation of 0 .. 10^8 - 1, written as "B0" and four letter pairs."""
+    """Unique ids in an order of the seed's own; the first ``SMALL_CATALOGUE`` are made of the common heads and tails."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(f"asin/{seed}")
-        self._factor = rng.randrange(MAX_PRODUCTS // 5, MAX_PRODUCTS) // 10 * 10 + rng.choice((1, 3, 7, 9))
-        self._offset = rng.randrange(MAX_PRODUCTS)
+        self._small = _Permutation(SMALL_CATALOGUE, rng)
+        self._large = _Permutation(MAX_PRODUCTS - SMALL_CATALOGUE, rng)
 
     def asin(self, index: int) -> str:
-        digits = f"{(self._factor * index + self._offset) % MAX_PRODUCTS:08d}"
-        rows = (ASIN_FIRST, ASIN_SECOND) * 4
-        return "B0" + "".join(row[int(digit)] for row, digit in zip(rows, digits, strict=True))
+        if index < SMALL_CATALOGUE:
+            head, tail = divmod(self._small(index), len(ASIN_TAILS))
+            return f"B0{ASIN_HEADS[head]}{ASIN_TAILS[tail]}"
+        head, tail = divmod(self._large(index - SMALL_CATALOGUE), len(ASIN_CODES))
+        return f"B0{ASIN_CODES[len(ASIN_HEADS) + head]}{ASIN_CODES[tail]}"
+
+
+class _Permutation:
+    """An affine permutation of ``0 .. size - 1``."""
+
+    def __init__(self, size: int, rng: random.Random) -> None:
+        self._size = size
+        self._factor = next(f for f in iter(lambda: rng.randrange(size // 5, size), None) if math.gcd(f, size) == 1)
+        self._offset = rng.randrange(size)
+
+    def __call__(self, index: int) -> int:
+        return (self._factor * index + self._offset) % self._size
 
 
 def _draw_brand(family: int, rng: random.Random) -> str:

@@ -15,11 +15,13 @@ What is left out: real brands, and anything that is not plain lower-case English
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 __all__ = [
-    "ASIN_FIRST",
-    "ASIN_SECOND",
+    "ASIN_CODES",
+    "ASIN_HEADS",
+    "ASIN_TAILS",
     "BRAND_ENDS",
     "BRAND_MIDDLES",
     "BRAND_STARTS",
@@ -245,7 +247,17 @@ _MIDDLES = "en or al in er is an el"
 _ENDS = "vale fox crest well wick ton ridge field bay more stead lane mark dale wood line"
 BRAND_STARTS, BRAND_MIDDLES, BRAND_ENDS = tuple(_STARTS.split()), tuple(_MIDDLES.split()), tuple(_ENDS.split())
 
-# A product id is "B0" and four pairs, each a letter of the first row and one of the second: no pair can be misread
-# across a border, so a small tokenizer spends one token on a pair.
-ASIN_FIRST = "BCDFGHJKLM"
-ASIN_SECOND = "NPQRSTVWXZ"
+# A product id is "B0", a head and a tail of four letters each. Catalogues of up to CODES_PER_SIDE squared products are
+# written with CODES_PER_SIDE heads and as many tails, so that a small tokenizer spends two tokens on an id.
+CODES_PER_SIDE = 200
+
+
+def _all_codes() -> tuple[str, ...]:
+    pairs = [first + second for first in "BCDFGHJKLM" for second in "NPQRSTVWXZ"]
+    codes = [first + second for first in pairs for second in pairs]
+    random.Random("product codes").shuffle(codes)
+    return tuple(codes)
+
+
+ASIN_CODES = _all_codes()
+ASIN_HEADS, ASIN_TAILS = ASIN_CODES[:CODES_PER_SIDE], ASIN_CODES[-CODES_PER_SIDE:]
