@@ -1,7 +1,8 @@
 """LoRA through peft, injected in place: the model keeps its class and its parameter names.
 
 ``model.layers.0.self_attn.q_proj.weight`` becomes ``….q_proj.base_layer.weight`` beside
-``….q_proj.lora_A.default.weight`` and ``….lora_B.default.weight``. The reference policy is the same model with the adapters off.
+``….q_proj.lora_A.default.weight`` and ``….lora_B.default.weight``. The reference policy is the same model
+with the adapters off.
 """
 
 from __future__ import annotations

@@ -206,8 +206,8 @@ def postprocess_data(
     head = {"left": 0, "right": max_length, "middle": max_length // 2}.get(truncation)
     if head is None:
         raise NotImplementedError(
-            f"{length} tokens do not fit max_length={max_length} with data.truncation={truncation!r}: raise the length, "
-            "or use left, right or middle"
+            f"{length} tokens do not fit max_length={max_length} with data.truncation={truncation!r}: raise the "
+            "length, or use left, right or middle"
         )
     tail_start = length - (max_length - head)
     cut_ids, cut_mask = (

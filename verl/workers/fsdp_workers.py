@@ -115,7 +115,7 @@ class ActorRolloutRefWorker(Worker):
             config.actor,
             self.module,
             self.optimizer,
-            log_prob_plan=_log_prob_plan(config.rollout, "actor_rollout_ref.rollout.log_prob_"),
+            log_prob_plan=MicroBatchPlan.of_section(config.rollout, "log_prob_", "actor_rollout_ref.rollout"),
             response_length=config.actor.loss_scale_factor or config.rollout.response_length,
         )
         self.actor.device = self.device
@@ -139,7 +139,7 @@ class ActorRolloutRefWorker(Worker):
         mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
         module = build_role_model(config.model, fsdp, self.path, mesh, trainable=False)
         self.reference_state = OffloadedState(module, None, self.device, fsdp.param_offload)
-        plan = _log_prob_plan(config.ref, "actor_rollout_ref.ref.log_prob_")
+        plan = MicroBatchPlan.of_section(config.ref, "log_prob_", "actor_rollout_ref.ref")
         self.reference = DataParallelPPOActor(config.actor, module, None, log_prob_plan=plan)
         self.reference.device = self.device
 
@@ -388,15 +388,6 @@ class CriticWorker(Worker):
         """Continue from what ``save_checkpoint`` wrote."""
         with self.state.loaded(with_optimizer=True):
             self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
-
-
-def _log_prob_plan(section: Any, key: str) -> MicroBatchPlan:
-    return MicroBatchPlan(
-        section.log_prob_use_dynamic_bsz,
-        section.log_prob_max_token_len_per_gpu,
-        section.log_prob_micro_batch_size_per_gpu,
-        key,
-    )
 
 
 def _utilisation(

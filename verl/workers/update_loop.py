@@ -1,14 +1,15 @@
 """What actor and critic share: mini-batches, micro-batches in lockstep, exact metrics.
 
 All ranks run the same number of micro-batches, because FSDP gathers parameters in each: a rank that has fewer runs
-empty ones. Nothing here depends on how rows are cut: losses are normalised by counts of the whole mini-batch, and metrics
-travel as sums and counts.
+empty ones. Nothing here depends on how rows are cut: losses are normalised by counts of the whole mini-batch, and
+metrics travel as sums and counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,30 @@ class MicroBatchPlan:
     max_tokens: int
     rows: int | None
     key: str  # config section named in errors
+
+    @classmethod
+    def of_section(
+        cls, section: Any, prefix: str, key: str, dynamic: str | None = None
+    ) -> MicroBatchPlan:
+        """The plan of a config section.
+
+        Args:
+            section: holds ``{prefix}micro_batch_size_per_gpu``, ``{prefix}micro_batch_size`` (rows over all ranks) and
+                ``{prefix}max_token_len_per_gpu``.
+            prefix: ``ppo_``, ``log_prob_`` or ``forward_``.
+            key: the section's place in the config, for errors.
+            dynamic: name of the switch between the two; None means ``{prefix}use_dynamic_bsz``.
+        """
+        rows = getattr(section, f"{prefix}micro_batch_size_per_gpu")
+        all_ranks = getattr(section, f"{prefix}micro_batch_size")
+        if rows is None and all_ranks is not None:
+            rows = max(1, all_ranks // dist.get_world_size())
+        return cls(
+            getattr(section, dynamic or f"{prefix}use_dynamic_bsz"),
+            getattr(section, f"{prefix}max_token_len_per_gpu"),
+            rows,
+            f"{key}.{prefix}",
+        )
 
     def split(self, lengths: np.ndarray) -> list[list[int]]:
         """Positions in ``lengths``, in groups."""

@@ -55,12 +55,7 @@ class DataParallelPPOActor(BasePPOActor):
         super().__init__(config)
         self.actor_module = actor_module
         self.actor_optimizer = actor_optimizer
-        self.update_plan = MicroBatchPlan(
-            config.use_dynamic_bsz,
-            config.ppo_max_token_len_per_gpu,
-            config.ppo_micro_batch_size_per_gpu,
-            "actor_rollout_ref.actor.ppo_",
-        )
+        self.update_plan = MicroBatchPlan.of_section(config, "ppo_", "actor_rollout_ref.actor", "use_dynamic_bsz")
         self.log_prob_plan = log_prob_plan or self.update_plan
         self.response_length = response_length
         self.device = next(actor_module.parameters()).device

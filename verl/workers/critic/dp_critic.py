@@ -53,13 +53,8 @@ class DataParallelPPOCritic(BasePPOCritic):
         self.critic_module = critic_module
         self.critic_optimizer = critic_optimizer
         self.response_length = response_length
-        dynamic = config.use_dynamic_bsz
-        self.update_plan = MicroBatchPlan(
-            dynamic, config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu, "critic.ppo_"
-        )
-        self.forward_plan = MicroBatchPlan(
-            dynamic, config.forward_max_token_len_per_gpu, config.forward_micro_batch_size_per_gpu, "critic.forward_"
-        )
+        self.update_plan = MicroBatchPlan.of_section(config, "ppo_", "critic", "use_dynamic_bsz")
+        self.forward_plan = MicroBatchPlan.of_section(config, "forward_", "critic", "use_dynamic_bsz")
         self.device = next(critic_module.parameters()).device
         self.guard = GuardedOptimizer(critic_module, critic_optimizer, config.grad_clip)
 
