@@ -9,6 +9,9 @@ cloudpickle.register_pickle_by_value(controller_workers)
 
 @pytest.fixture(scope="module")
 def ray_session():
-    ray.init(num_cpus=4, include_dashboard=False, address="local", logging_level="ERROR", log_to_driver=False)
+    # The accelerators exist only in Ray's books.
+    ray.init(
+        num_cpus=4, num_gpus=2, include_dashboard=False, address="local", logging_level="ERROR", log_to_driver=False
+    )
     yield
     ray.shutdown()

@@ -12,6 +12,7 @@ from controller_workers import AsyncWorker, Counter
 from verl.protocol import DataProto, DataProtoFuture
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, WorkerError
 from verl.single_controller.ray.base import WorkerTimeoutError, merge_resource_pool
+from verl.single_controller.ray.processes import group_processes
 
 TIMEOUT = 180
 
@@ -116,8 +117,8 @@ def test_ranks_meet(group):
 
 
 def test_async_methods(ray_session):
-    group = start(AsyncWorker)
-    assert group.add_async(rows(2)).batch["a"].tolist() == [100, 200]
+    group = start(AsyncWorker, ranks=1)
+    assert group.add_async(rows(2)).batch["a"].tolist() == [100, 100]
     group.shutdown()
 
 
@@ -167,10 +168,8 @@ def test_a_dead_worker_is_named_and_shutdown_leaves_no_process(ray_session):
     name = group.worker_names[0]
     group.shutdown()
     group.shutdown()  # a second time does nothing
-    # The child of rank 1 became an orphan when its parent exited by itself; the other three belong to the group.
-    orphan = processes[3]
-    orphan.kill()
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes[:3])
+    # Also the child of rank 1, an orphan since its parent exited.
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
     with pytest.raises(ValueError):
         ray.get_actor(name)
     with pytest.raises(ValueError):
@@ -181,16 +180,16 @@ def test_a_dead_worker_is_named_and_shutdown_leaves_no_process(ray_session):
 def test_a_failing_constructor_is_reported_with_its_text(ray_session):
     pool = RayResourcePool([2], use_gpu=False)
     with pytest.raises(WorkerError) as caught:
-        start(pool=pool, fail_on_rank=1)
+        RayWorkerGroup(pool, RayClassWithInitArgs(Counter, fail_on_rank=1), name_prefix="failing_start")
     error = caught.value
     assert (error.rank, error.method, error.cause_type) == (1, "__init__", "ValueError")
     assert error.cause_message == "data.train_batch_size=3 does not divide\nsecond line"
-    assert pool.pgs is None
+    assert pool.pgs is None and group_processes("failing_start") == []
 
 
 def test_resources_that_cannot_be_had_are_refused(ray_session):
-    with pytest.raises(ValueError, match="2 processes need 2 GPU but the Ray cluster has 0"):
-        RayResourcePool([2], use_gpu=True, max_colocate_count=1).get_placement_groups()
+    with pytest.raises(ValueError, match="3 processes need 3 GPU but the Ray cluster has 2"):
+        RayResourcePool([3], use_gpu=True, max_colocate_count=1).get_placement_groups()
 
 
 def test_many_cpu_workers_fit_a_small_machine_and_pools_merge(ray_session):
@@ -201,3 +200,32 @@ def test_many_cpu_workers_fit_a_small_machine_and_pools_merge(ray_session):
     assert merged.local_rank_list()[18:22] == [18, 19, 0, 1] and merged.local_world_size_list()[19:21] == [20, 4]
     merged.acquire()
     assert merged.release() is None and first.pgs is None and second.pgs is None
+
+
+def test_every_rank_sees_its_own_accelerator_and_pools_give_them_back(ray_session):
+    pool = RayResourcePool([2], use_gpu=True, max_colocate_count=1)
+    assert pool.bundle() == {"CPU": 1.0, "GPU": 1.0}
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Counter))
+    assert sorted(group.execute_all_sync("get_cuda_visible_devices")) == ["0", "1"]
+    assert group.execute_all_sync("environment", "LOCAL_RANK") == ["0", "0"]  # it is device 0 of its process
+    assert group.execute_all_sync("environment", "RAY_LOCAL_RANK") == ["0", "1"]
+
+    late = RayResourcePool([1], use_gpu=True, max_colocate_count=1, start_timeout=1)
+    with pytest.raises(TimeoutError, match="waited 1 s for"):
+        late.get_placement_groups()
+    group.shutdown()
+    late.start_timeout = 60
+    assert len(late.get_placement_groups()) == 1
+    late.shutdown()
+
+
+def test_two_groups_share_the_accelerators_of_a_pool(ray_session):
+    pool = RayResourcePool([1], use_gpu=True, max_colocate_count=2)
+    first = RayWorkerGroup(pool, RayClassWithInitArgs(Counter, start=1))
+    second = RayWorkerGroup(pool, RayClassWithInitArgs(Counter, start=2))
+    devices = [group.execute_rank_zero_sync("get_cuda_visible_devices") for group in (first, second)]
+    assert devices[0] == devices[1] in ("0", "1")
+    first.shutdown()
+    assert pool.pgs is not None and second.same(1) == [(0, 1, None)]  # the pool stays while a group uses it
+    second.shutdown()
+    assert pool.pgs is None

@@ -10,7 +10,6 @@ initialise ``torch.distributed`` at once.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -146,14 +145,6 @@ class Worker(WorkerHelper):
     def get_node_id(self) -> str:
         """The Ray node that this process runs on."""
         return ray.get_runtime_context().get_node_id()
-
-    def get_process_info(self) -> dict[str, Any]:
-        """Host name, Ray node id and process id, for the group's book-keeping."""
-        return {
-            "hostname": socket.gethostname(),
-            "node_id": self.get_node_id(),
-            "pid": os.getpid(),
-        }
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
@@ -34,7 +33,7 @@ from verl.single_controller.ray.colocate import (
     create_colocated_worker_raw_cls,
 )
 from verl.single_controller.ray.errors import WorkerError, WorkerTimeoutError, wait_for_workers
-from verl.single_controller.ray.processes import end_actors, local_processes
+from verl.single_controller.ray.processes import end_actors
 from verl.single_controller.ray.resource_pool import (
     RayClassWithInitArgs,
     RayResourcePool,
@@ -156,7 +155,6 @@ class RayWorkerGroup(WorkerGroup):
         self._ray_wait_register_center_timeout = ray_wait_register_center_timeout
         self._env_vars = _checked_env_vars(env_vars)
         self._probes: dict[ActorHandle, ray.ObjectRef] = {}
-        self._processes: list[psutil.Process] = []
         self._is_shut_down = False
         self._owner: RayWorkerGroup = self
 
@@ -239,7 +237,6 @@ class RayWorkerGroup(WorkerGroup):
         center = register_center_name(self.name_prefix)
         info = wait_for_rank_zero_info(center, timeout=max(0.1, deadline - time.monotonic()))
         self._master_addr, self._master_port = info["MASTER_ADDR"], info["MASTER_PORT"]
-        self._processes = local_processes(self._workers, timeout=max(0.1, deadline - time.monotonic()))
 
     @classmethod
     def from_detached(
@@ -414,9 +411,7 @@ class RayWorkerGroup(WorkerGroup):
         if owner._is_shut_down:
             return
         owner._is_shut_down = True
-        center = None if owner._is_init_with_detached_workers else register_center_name(owner.name_prefix)
-        processes = owner._processes or local_processes(owner._workers, timeout=grace_seconds)
-        end_actors(owner._workers, processes, center, grace_seconds)
+        end_actors(owner._workers, owner.name_prefix, grace_seconds)
         if isinstance(owner._resource_pool, RayResourcePool):
             owner._resource_pool.release()
 

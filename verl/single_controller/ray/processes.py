@@ -3,76 +3,62 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 import psutil
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 
-__all__ = ["end_actors", "local_processes"]
+from verl.single_controller.base.register_center.ray import register_center_name
+
+__all__ = ["end_actors", "group_processes"]
 
 logger = logging.getLogger(__name__)
 
-_KILL_WAIT_SECONDS = 10.0
+# How long a killed actor may take to disappear, and a process that was sent SIGKILL.
+_LEAVE_SECONDS = 3.0
+_KILL_SECONDS = 10.0
 
 
-def local_processes(workers: Sequence[ActorHandle], timeout: float) -> list[psutil.Process]:
-    """The processes of those workers that run on this machine, as far as they answer within ``timeout`` seconds."""
-    here = ray.get_runtime_context().get_node_id()
-    refs = [worker.get_process_info.remote() for worker in workers if hasattr(worker, "get_process_info")]
-    answered, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout) if refs else ([], [])
-    processes = []
-    for ref in answered:
+def group_processes(prefix: str) -> list[psutil.Process]:
+    """All processes on this machine that were started for the group ``prefix``: ranks, helpers and their children.
+
+    They are known by the variable ``WG_PREFIX`` in their environment, so those whose parent died are found as well.
+    """
+    found = []
+    for process in psutil.process_iter():
         try:
-            info = ray.get(ref, timeout=timeout)
-            if info["node_id"] == here:
-                processes.append(psutil.Process(info["pid"]))
-        except (RayError, psutil.NoSuchProcess) as error:
-            logger.debug("a worker is gone already: %s", error)
-    return processes
+            if process.environ().get("WG_PREFIX") == prefix and process.pid != os.getpid():
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, OSError):
+            continue
+    return found
 
 
-def end_actors(
-    workers: Sequence[ActorHandle],
-    processes: Sequence[psutil.Process],
-    center_name: str | None,
-    grace_seconds: float,
-) -> None:
-    """Ask the actors to leave, kill those that have not after ``grace_seconds``, and the register center with them.
+def end_actors(workers: Sequence[ActorHandle], prefix: str, grace_seconds: float) -> None:
+    """Ask the actors of a group to leave, and kill those that have not after ``grace_seconds``.
 
-    ``processes`` (the actors' own on this machine) are waited for, with their children, and in the end killed by
-    signal; processes on other machines are left to Ray.
+    The group's processes on this machine are waited for, with their children, and in the end killed by signal; those
+    on other machines are left to Ray.
     """
     if not ray.is_initialized():
         return
-    family = _with_children(processes)
     if workers and grace_seconds > 0:
         # An actor that leaves answers this with an error; one that is stuck does not answer.
         farewells = [worker.__ray_terminate__.remote() for worker in workers]
         ray.wait(farewells, num_returns=len(farewells), timeout=grace_seconds)
     for worker in workers:
         ray.kill(worker, no_restart=True)
-    if center_name is not None:
-        try:
-            ray.kill(ray.get_actor(center_name), no_restart=True)
-        except ValueError:
-            logger.debug("the register center %s is gone already", center_name)
-    _, left = psutil.wait_procs(family, timeout=_KILL_WAIT_SECONDS)
+    try:
+        ray.kill(ray.get_actor(register_center_name(prefix)), no_restart=True)
+    except ValueError:
+        logger.debug("the register center of %s is gone already", prefix)
+    _, left = psutil.wait_procs(group_processes(prefix), timeout=_LEAVE_SECONDS)
     for process in left:
-        logger.warning("process %d outlived its worker by %g s and is killed", process.pid, _KILL_WAIT_SECONDS)
+        logger.info("process %d outlived its worker and is killed", process.pid)
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(left, timeout=_KILL_WAIT_SECONDS)
-
-
-def _with_children(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    family: list[psutil.Process] = []
-    for process in processes:
-        try:
-            family += [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return family
+    psutil.wait_procs(left, timeout=_KILL_SECONDS)
