@@ -15,7 +15,7 @@ from tests.workers.tiny import actor_config, embedded_config, random_rows, save_
 from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.utils.checkpoint.hf_export import full_parameters
-from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
+from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, decoder_layers, ensure_process_group
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.critic import DataParallelPPOCritic
 
@@ -233,3 +233,17 @@ def test_the_deprecated_micro_batch_size_counts_rows_over_all_ranks(model_path: 
     config = actor_config(use_dynamic_bsz=False)
     with pytest.raises(ValueError, match="actor.ppo_micro_batch_size_per_gpu"):
         DataParallelPPOActor(config, _module(model_path)).update_plan.split(np.ones(6))
+
+
+def test_recomputing_some_layers_changes_nothing(model_path: str) -> None:
+    results = []
+    for recomputed in (0, 1, 2):
+        module = _module(model_path)
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for index, layer in enumerate(decoder_layers(module)):
+            layer.gradient_checkpointing = index < recomputed
+        actor = DataParallelPPOActor(actor_config(), module, torch.optim.SGD(module.parameters(), lr=0.05))
+        assert actor.recompute is (recomputed > 0)
+        results.append((actor.update_policy(random_rows(ROWS)), dict(full_parameters(module))))
+    _assert_same(results[0], results[1])
+    _assert_same(results[0], results[2])

@@ -71,8 +71,13 @@ def _load_then_continue(path: str, folder: str) -> dict[str, torch.Tensor]:
     return run.train(2, 3).state()
 
 
-def _two_rank_story(path: str, folder: str) -> tuple[dict, dict]:
-    return _save_then_continue(path, folder), _load_then_continue(path, folder)
+def _two_rank_story(path: str, folder: str, folder_of_one: str) -> tuple[dict, dict, dict]:
+    """A run that went on, the same run resumed, and a run resumed from what one rank wrote."""
+    return (
+        _save_then_continue(path, folder),
+        _load_then_continue(path, folder),
+        _load_then_continue(path, folder_of_one),
+    )
 
 
 def _equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -84,29 +89,16 @@ def test_a_resumed_run_is_bitwise_the_run_that_went_on(model_path: str, tmp_path
     assert _equal(_save_then_continue(model_path, folder), _load_then_continue(model_path, folder))
 
 
-def test_two_ranks_resume_bitwise_and_one_rank_can_take_over(
-    model_path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = str(tmp_path / "global_step_2" / "actor")
-    ranks = run_ranks(_two_rank_story, 2, model_path, folder)
-    for went_on, resumed in ranks:
+def test_the_number_of_ranks_may_change(model_path: str, tmp_path: Path) -> None:
+    folder, folder_of_one = (str(tmp_path / name / "global_step_2" / "actor") for name in ("two", "one"))
+    went_on_alone = _save_then_continue(model_path, folder_of_one)
+    ranks = run_ranks(_two_rank_story, 2, model_path, folder, folder_of_one)
+    one_took_over = _load_then_continue(model_path, folder)
+    for went_on, resumed, from_one in ranks:
         assert _equal(went_on, resumed)
-    alone = _load_then_continue(model_path, folder)
-    for name, tensor in ranks[0][0].items():
-        if name != "noise":
-            torch.testing.assert_close(alone[name], tensor, atol=2e-4, rtol=0, msg=name)
-
-
-def _load_on_two(path: str, folder: str) -> dict[str, torch.Tensor]:
-    return _load_then_continue(path, folder)
-
-
-def test_one_ranks_checkpoint_loads_on_two(model_path: str, tmp_path: Path) -> None:
-    folder = str(tmp_path / "global_step_2" / "actor")
-    went_on = _save_then_continue(model_path, folder)
-    for resumed in run_ranks(_load_on_two, 2, model_path, folder):
         for name in went_on.keys() - {"noise"}:
-            torch.testing.assert_close(resumed[name], went_on[name], atol=2e-4, rtol=0, msg=name)
+            torch.testing.assert_close(one_took_over[name], went_on[name], atol=2e-4, rtol=0, msg=name)
+            torch.testing.assert_close(from_one[name], went_on_alone[name], atol=2e-4, rtol=0, msg=name)
 
 
 def test_old_checkpoints_go_and_a_save_leaves_nothing_half_done(model_path: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen2Config
 
 from verl.models.micro_batches import split_by_rows, split_by_tokens
+from verl.models.recompute import layers_to_recompute
 from verl.protocol import DataProto
 from verl.utils import torch_functional as F
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
@@ -152,6 +153,13 @@ def test_flops_of_a_known_shape() -> None:
     assert head == 6 * 100 * 1536 * 151936
     attention = counter.training_flops([1000], 0) - 1000 / 2 * counter.training_flops([1, 1], 0)
     assert attention == pytest.approx(6 * 28 * 1536 * 1000**2, rel=1e-2)
+
+
+def test_only_layers_that_do_not_fit_are_recomputed() -> None:
+    gib = 2.0**30
+    assert layers_to_recompute(28, 1 * gib, 120 * gib) == 0
+    assert layers_to_recompute(28, 2 * gib, 40 * gib) == 28 - 11
+    assert layers_to_recompute(28, 2 * gib, 5 * gib) == 28
 
 
 def test_peaks_by_device_name() -> None:

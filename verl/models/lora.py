@@ -13,9 +13,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +34,8 @@ class LoraSettings:
     alpha: float
     target_modules: str | tuple[str, ...] = "all-linear"
 
-    def peft_config(self):  # noqa: ANN201 - peft is imported only where it is used
-        """The equivalent ``peft.LoraConfig``."""
+    def peft_config(self) -> LoraConfig:
+        """The equivalent peft config; peft is imported only where it is used."""
         from peft import LoraConfig
 
         targets = self.target_modules if isinstance(self.target_modules, str) else list(self.target_modules)

@@ -82,10 +82,11 @@ class ShardingOptions:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformers model, in order.
 
-    Found by class through ``_no_split_modules``, so any decoder family works. Raises ValueError for a model without.
+    Found by class name through ``_no_split_modules``, sharded or not: any decoder family works. Raises ValueError for
+    a model without.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    layers = [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in names]
     if not layers:
         raise ValueError(f"{type(model).__name__} names no decoder layer to shard; choose another model.path")
     return layers

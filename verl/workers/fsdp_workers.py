@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,9 @@ class ActorRolloutRefWorker(Worker):
             return
         config, fsdp = self.config, self.config.ref.fsdp_config
         mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
-        module = build_role_model(config.model, fsdp, self.path, mesh, trainable=False)
+        module = build_role_model(
+            config.model, fsdp, self.path, mesh, trainable=False, compile_layers=config.ref.use_torch_compile
+        )
         self.reference_state = OffloadedState(module, None, self.device, fsdp.param_offload)
         plan = MicroBatchPlan.of_section(config.ref, "log_prob_", "actor_rollout_ref.ref")
         self.reference = DataParallelPPOActor(config.actor, module, None, log_prob_plan=plan)
@@ -247,7 +249,7 @@ class ActorRolloutRefWorker(Worker):
             return self.hybrid.verify(self._score)
 
     @contextlib.contextmanager
-    def _rollout_phase(self):  # noqa: ANN202 - a generator for contextmanager
+    def _rollout_phase(self) -> Iterator[None]:
         """Begin and end a rollout, unless one is running."""
         if self.hybrid.rolling_out:
             yield

@@ -62,6 +62,11 @@ class MicroBatchPlan:
             raise ValueError(f"set {self.key}micro_batch_size_per_gpu, or use_dynamic_bsz=True to fill by tokens")
         return split_by_rows(len(lengths), self.rows)
 
+    def most_tokens(self, lengths: np.ndarray) -> int:
+        """An upper bound of the tokens of a micro-batch over rows of these lengths."""
+        longest = int(lengths.max(initial=1))
+        return max(self.max_tokens, longest) if self.use_dynamic_bsz else longest * (self.rows or 1)
+
 
 @dataclass(frozen=True)
 class MicroBatch:

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 from verl.models.heads import forward_log_probs
+from verl.models.recompute import fit_recomputation
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, metric_sum, token_and_row_counts
 from verl.trainer.ppo.kl import kl_penalty
 from verl.trainer.ppo.policy_loss import apply_truncated_importance_sampling, get_policy_loss_fn
-from verl.utils.fsdp_utils import reshard
+from verl.utils.fsdp_utils import decoder_layers, reshard
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -59,6 +60,7 @@ class DataParallelPPOActor(BasePPOActor):
         self.log_prob_plan = log_prob_plan or self.update_plan
         self.response_length = response_length
         self.device = next(actor_module.parameters()).device
+        self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(actor_module))
         self.guard = None
         if actor_optimizer is not None:
             self.guard = GuardedOptimizer(actor_module, actor_optimizer, config.grad_clip)
@@ -104,6 +106,8 @@ class DataParallelPPOActor(BasePPOActor):
         rows = RaggedRows(data)
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
+        if self.recompute:
+            fit_recomputation(self.actor_module, self.update_plan.most_tokens(rows.lengths))
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from verl.models.heads import forward_values
+from verl.models.recompute import fit_recomputation
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, token_and_row_counts
 from verl.trainer.ppo.value_loss import value_loss_per_token
-from verl.utils.fsdp_utils import reshard
+from verl.utils.fsdp_utils import decoder_layers, reshard
 from verl.workers.critic.base import BasePPOCritic
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -56,6 +57,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         self.update_plan = MicroBatchPlan.of_section(config, "ppo_", "critic", "use_dynamic_bsz")
         self.forward_plan = MicroBatchPlan.of_section(config, "forward_", "critic", "use_dynamic_bsz")
         self.device = next(critic_module.parameters()).device
+        self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(critic_module))
         self.guard = GuardedOptimizer(critic_module, critic_optimizer, config.grad_clip)
 
     @torch.no_grad()
@@ -83,6 +85,8 @@ class DataParallelPPOCritic(BasePPOCritic):
         rows = RaggedRows(data)
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
+        if self.recompute:
+            fit_recomputation(self.critic_module, self.update_plan.most_tokens(rows.lengths))
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
