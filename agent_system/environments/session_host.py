@@ -5,22 +5,29 @@ A *session* is one episode's environment: ``reset(task)`` and ``step(action)``, 
 it spreads slots over hosts, remembers which slots a pending reply is for, and replaces a host that died or hangs.
 
 What goes wrong comes back as a raw reply ``{"error": text, "blameless": bool}`` for exactly the slots concerned. A
-session whose code raised or ran over its time is to blame. When a whole host is lost, only the call it was working on
-is; its other sessions are blameless. The slots of such a call are handed over one by one from then on, so that a
-session which ends its process again is told from those that were in the same call.
+session whose code raised or ran over its time is to blame. When a whole host is lost, the session it was working on
+is, and its other sessions are blameless. A host leaves the name of that session in a small file (memory-mapped, so it
+outlives the process), because replies that were on their way are lost with the process and would mislead. Where the
+driver cannot read the file, on another machine, the sessions of the first unanswered call are to blame.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import mmap
 import os
+import shutil
 import signal
+import tempfile
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -63,14 +70,37 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+class _Marker:
+    """The name of the session that a host is working on, in a file that outlives the process."""
+
+    _SIZE = 256
+
+    def __init__(self, path: Path) -> None:
+        self._memory: mmap.mmap | None = None
+        if path.parent.is_dir():  # it is not there on another machine than the driver's
+            path.write_bytes(bytes(self._SIZE))
+            with path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), self._SIZE)
+
+    def write(self, name: str) -> None:
+        if self._memory is not None:
+            self._memory[:] = name.encode()[: self._SIZE].ljust(self._SIZE, b"\0")
+
+    @staticmethod
+    def read(path: Path) -> str | None:
+        """The name that was left; empty if the host was between two sessions, None if it left no file."""
+        return path.read_bytes().rstrip(b"\0").decode() if path.exists() else None
+
+
 class SessionHost:
     """Many sessions in one process; a plain class, made a Ray actor by ``SessionPool``."""
 
-    def __init__(self, builder: HostBuilder, reset_limit_s: float, step_limit_s: float) -> None:
+    def __init__(self, builder: HostBuilder, reset_limit_s: float, step_limit_s: float, marker_path: Path) -> None:
         self._builder = builder
         self._factory: SessionFactory | None = None
         self._reset_limit_s = reset_limit_s
         self._step_limit_s = step_limit_s
+        self._marker = _Marker(marker_path)
         self._sessions: dict[str, Session] = {}
 
     def reset(self, tasks: Sequence[tuple[str, Any]], fresh: bool = False) -> list[Raw]:
@@ -104,12 +134,15 @@ class SessionHost:
         return self._sessions[name].step(action)
 
     def _guarded(self, function: Callable[..., Raw], name: str, *args: Any, limit: float) -> Raw:
+        self._marker.write(name)
         try:
             with _time_limit(limit):
                 return function(name, *args)
         except Exception as error:  # any error of environment code is this session's own
             self._sessions.pop(name, None)
             return {"error": f"{type(error).__name__}: {error}", "blameless": False}
+        finally:
+            self._marker.write("")
 
 
 def count_hosts(num_episodes: int, cpus_per_episode: float, num_workers: int | None = None) -> int:
@@ -150,10 +183,12 @@ class SessionPool:
         self._actor_class = ray.remote(num_cpus=0, num_gpus=num_gpus, max_restarts=0, scheduling_strategy="SPREAD")(
             SessionHost
         )
+        self._folder = Path(tempfile.mkdtemp(prefix="agent-sessions-"))
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._host_names = itertools.count()
         self._hosts = [self._new_host() for _ in range(num_hosts)]
         self._pending: dict[ray.ObjectRef, _Pending] = {}  # in the order of submission
-        self._suspect_calls: set[ray.ObjectRef] = set()
-        self._suspect_sessions: set[str] = set()
+        self._blamed: dict[str, set[str]] = {}  # name of a lost host -> its sessions that are to blame
 
     @property
     def num_hosts(self) -> int:
@@ -166,7 +201,7 @@ class SessionPool:
             ValueError: what the builder raised for a user's mistake, as it was raised.
             TimeoutError: a host was not built in time.
         """
-        refs = [host.build.remote() for host in self._hosts]
+        refs = [host.actor.build.remote() for host in self._hosts]
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=self._start_limit_s)
         if late:
             raise TimeoutError(
@@ -182,7 +217,7 @@ class SessionPool:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Result of ``function(session_factory, *args)`` in the first host."""
-        return ray.get(self._hosts[0].call.remote(function, *args), timeout=self._start_limit_s)
+        return ray.get(self._hosts[0].actor.call.remote(function, *args), timeout=self._start_limit_s)
 
     def submit_resets(
         self, tasks: Sequence[tuple[int, Any]], namespace: str = "", fresh: bool = False
@@ -211,21 +246,23 @@ class SessionPool:
     def close(self) -> None:
         """Ends all hosts; a second call does nothing."""
         for host in self._hosts:
-            ray.kill(host)
+            ray.kill(host.actor)
         self._hosts = []
         self._pending.clear()
+        self._remove_folder()
 
     def _submit(self, method: str, items: Sequence[tuple[int, Any]], namespace: str, *args: Any) -> list[ray.ObjectRef]:
-        calls: dict[Any, list[tuple[int, str, Any]]] = defaultdict(list)
+        by_host: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for slot, payload in items:
-            name = f"{namespace}{slot}"
-            alone = slot if name in self._suspect_sessions else None
-            calls[slot % len(self._hosts), alone].append((slot, name, payload))
+            by_host[slot % len(self._hosts)].append((slot, payload))
         refs = []
-        for (number, _), call in calls.items():
+        for number, mine in by_host.items():
             host = self._hosts[number]
-            ref = getattr(host, method).remote([(name, payload) for _, name, payload in call], *args)
-            self._pending[ref] = _Pending(number, host, [slot for slot, _, _ in call], [name for _, name, _ in call])
+            slots = [slot for slot, _ in mine]
+            names = [f"{namespace}{slot}" for slot in slots]
+            payloads = [payload for _, payload in mine]
+            ref = getattr(host.actor, method).remote(list(zip(names, payloads)), *args)
+            self._pending[ref] = _Pending(number, host, slots, names)
             refs.append(ref)
         return refs
 
@@ -233,25 +270,36 @@ class SessionPool:
         """Errors for the slots of ``ref``, whose host is replaced if it has not been."""
         pending = self._pending[ref]
         if self._hosts[pending.number] is pending.host:
-            self._blame(pending.host, ref)
+            self._blamed[pending.host.name] = self._find_blamed(pending.host, ref)
             logger.warning("environment process %d is replaced: %s", pending.number, reason)
-            ray.kill(pending.host)
+            ray.kill(pending.host.actor)
             self._hosts[pending.number] = self._new_host()
-        blameless = ref not in self._suspect_calls
-        self._suspect_calls.discard(ref)
         del self._pending[ref]
-        return [(slot, {"error": reason, "blameless": blameless}) for slot in pending.slots]
+        blamed = self._blamed[pending.host.name]
+        return [
+            (slot, {"error": reason, "blameless": name not in blamed})
+            for slot, name in zip(pending.slots, pending.names)
+        ]
 
-    def _blame(self, host: Any, noticed: ray.ObjectRef) -> None:
-        """Finds the call that ``host`` was working on: the first of its calls, in their order, that has no result."""
+    def _find_blamed(self, host: _Host, noticed: ray.ObjectRef) -> set[str]:
+        """Names of the sessions that ``host`` was working on when it was lost."""
+        name = _Marker.read(self._folder / host.name)
+        if name is not None:
+            return {name} if name else set()
         for ref, pending in self._pending.items():
             if pending.host is host and (ref is noticed or not _has_result(ref)):
-                self._suspect_calls.add(ref)
-                self._suspect_sessions.update(pending.names)
-                return
+                return set(pending.names)
+        return set()
 
-    def _new_host(self) -> Any:
-        return self._actor_class.remote(*self._arguments)
+    def _new_host(self) -> _Host:
+        name = str(next(self._host_names))
+        return _Host(name, self._actor_class.remote(*self._arguments, self._folder / name))
+
+
+@dataclass(frozen=True)
+class _Host:
+    name: str
+    actor: Any
 
 
 @dataclass(frozen=True)
@@ -259,7 +307,7 @@ class _Pending:
     """A call on its way: which host works on it, for which slots."""
 
     number: int
-    host: Any
+    host: _Host
     slots: list[int]
     names: list[str]
 

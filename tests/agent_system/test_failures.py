@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -11,22 +13,22 @@ from test_rollout import assert_same_rows, roll_out
 
 from agent_system.environments.env_package.webshop.envs import WebshopSession
 from agent_system.environments.session_host import SessionPool, count_hosts
+from agent_system.multi_turn_rollout.episode import request_seed
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
+VICTIM = "step3-group0-member0"
+SEED_OF_ITS_SECOND_TURN = request_seed(7, "train", 3, 0, 0, 0, 1)
+
+
 def doing(action: str):
-    """A shopper who does ``action`` on its second page when it plays for the victim."""
+    """A shopper who does ``action`` in the second turn of one episode."""
 
     def script(prompt: str, seed: int) -> str:
-        if f"want {VICTIM}\n" in prompt and "Steps taken: 1" in prompt:
-            return answer(action)
-        return shopper(prompt, seed)
+        return answer(action) if seed == SEED_OF_ITS_SECOND_TURN else shopper(prompt, seed)
 
     return script
-
-
-VICTIM = 582  # the goal of group 0 in the configuration of these tests
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +38,19 @@ def undisturbed(local_ray):
 
 
 def others(rows):
-    return rows.select_idxs(rows.non_tensor_batch["task_id"] != f"goal-{VICTIM}")
+    return rows.select_idxs(rows.non_tensor_batch["traj_uid"] != VICTIM)
 
 
 @pytest.mark.parametrize(("action", "reason"), [("crash", "on fire"), ("hang", "took longer"), ("die", "died")])
 def test_a_failing_session_hurts_no_other(undisturbed, caplog, action, reason):
     config = make_config()
-    pool = SessionPool(toy_sessions, num_hosts=2, step_limit_s=0.3)
+    pool = SessionPool(toy_sessions, num_hosts=2, step_limit_s=2.0)
     rows = roll_out(config, policy(doing(action)), toy_manager(config, pool=pool))
     pool.close()
     assert_same_rows(others(undisturbed), rows)
     metrics = rows.meta_info["rollout_metrics"]
-    assert metrics["rollout/infra_failed"] == 3
-    assert metrics["rollout/infra_retried"] >= 3
+    assert metrics["rollout/infra_failed"] == 1
+    assert metrics["rollout/infra_retried"] >= 1
     assert metrics["rollout/episodes"] == 12
     assert reason in caplog.text
 
@@ -99,23 +101,40 @@ def test_an_engine_that_hangs_ends_the_run(monkeypatch):
         roll_out(config, policy(shopper, step_s=0.5), toy_manager(config))
 
 
-def test_a_host_that_does_not_answer_is_replaced():
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_host_that_does_not_answer_is_replaced(readable):
     pool = SessionPool(deaf_sessions, num_hosts=1, reset_limit_s=30, step_limit_s=30)
-    [ref] = pool.submit_resets([(0, 0), (1, 1)])
-    assert [slot for slot, _ in pool.collect(ref)] == [0, 1]
-    [first] = pool.submit_steps([(0, "wait")])
+    if not readable:
+        pool._folder = pool._folder / "elsewhere"  # as if the hosts were on another machine
+    [ref] = pool.submit_resets([(0, 0), (1, 1), (2, 2)])
+    assert [slot for slot, _ in pool.collect(ref)] == [0, 1, 2]
+    [first] = pool.submit_steps([(0, "wait"), (2, "wait")])
     [second] = pool.submit_steps([(1, "wait")])
-    time.sleep(0.2)
-    assert pool.expire(first, "too late") == [(0, {"error": "too late", "blameless": False})]
+    time.sleep(0.3)
+    blameless = {slot: raw["blameless"] for slot, raw in pool.expire(first, "too late")}
+    assert blameless == {0: False, 2: readable}  # what it worked on is known, or only the call
     [(slot, raw)] = pool.collect(second)
     assert (slot, raw["blameless"]) == (1, True)
     [ref] = pool.submit_steps([(1, "wait")])
     assert pool.collect(ref)[0][1]["blameless"]  # its session is gone with the host
-    refs = pool.submit_resets([(0, 0), (1, 1)])
-    assert len(refs) == 2  # the one to blame goes alone
-    assert sorted(slot for ref in refs for slot, _ in pool.collect(ref)) == [0, 1]
+    [ref] = pool.submit_resets([(0, 0), (1, 1)], fresh=True)
+    assert [raw for _, raw in pool.collect(ref)] == [{"observation": 0}, {"observation": 1}]
     pool.close()
     pool.close()
+
+
+def test_nobody_is_to_blame_for_a_process_that_is_killed_at_rest():
+    pool = SessionPool(deaf_sessions, num_hosts=1)
+    [pid] = pool.wait_until_built()
+    os.kill(pid, signal.SIGKILL)
+    [ref] = pool.submit_resets([(0, 0)])
+    [(slot, raw)] = pool.collect(ref)
+    assert (slot, raw["blameless"]) == (0, True)
+    [ref] = pool.submit_resets([(0, 0)])
+    assert pool.collect(ref) == [(0, {"observation": 0})]
+    folder = pool._folder
+    pool.close()
+    assert not folder.exists()
 
 
 class Deaf:

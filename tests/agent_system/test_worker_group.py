@@ -1,4 +1,4 @@
-"""The rollout loop over a real worker group: two replicas of two ranks."""
+"""The rollout loop over a real worker group: one replica of two ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePoo
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks(local_ray):
     import ray
 
-    pool = RayResourcePool([4], use_gpu=False, max_colocate_count=1)
+    pool = RayResourcePool([2], use_gpu=False, max_colocate_count=1)
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(ScriptedRank)))
     yield group
     group.shutdown()
@@ -25,18 +25,16 @@ def ranks(local_ray):
 def test_all_ranks_of_a_replica_take_the_same_steps(ranks):
     config = make_config()
     rows = roll_out(config, ranks, toy_manager(config))
-    assert rows.meta_info["rollout_metrics"]["timing_s/weight_sync"] == 3.0  # of the slowest rank
-    assert_same_rows(rows, roll_out(config, policy(shopper, replicas=2), toy_manager(config)))
+    assert rows.meta_info["rollout_metrics"]["timing_s/weight_sync"] == 1.0  # of the slowest rank
+    assert_same_rows(rows, roll_out(config, policy(shopper), toy_manager(config)))
     calls = ranks.calls_seen()
     assert calls[0] == calls[1]
-    assert calls[2] == calls[3]
-    assert set(calls[0]).isdisjoint(calls[2])
-    assert sum(len(set(seen)) for seen in (calls[0], calls[2])) == len(rows)
-    assert ranks.phases_seen() == [["begin", "end"]] * 4
+    assert len(calls[0]) == len(set(calls[0])) == len(rows)
+    assert ranks.phases_seen() == [["begin", "end"]] * 2
 
 
 def test_a_rank_that_fails_ends_the_run(ranks):
-    ranks.break_rank(3)
+    ranks.break_rank(1)
     config = make_config()
-    with pytest.raises(RuntimeError, match="rank 3 is out of memory"):
+    with pytest.raises(RuntimeError, match="rank 1 is out of memory"):
         roll_out(config, ranks, toy_manager(config))
