@@ -6,6 +6,7 @@ separators of the shop's pages and action lists are single tokens. Bytes are the
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,11 +33,16 @@ CHAT_TEMPLATE = (
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Prompts and responses of the demonstrations, one string each."""
+    """Prompts and responses of the demonstrations, and their words without the blank before them.
+
+    A page shows a word after a quote, an answer repeats it after a blank or a bracket: with both forms in the
+    vocabulary (and rows that start equal, see ``make_init``) either can be copied from the other.
+    """
     for batch in pq.ParquetFile(path).iter_batches(columns=["prompt", "response"]):
         for prompt, response in zip(*(batch.column(i).to_pylist() for i in range(2))):
-            yield prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            yield prompt
             yield response
+            yield "\n".join(re.findall(r"[^\W\d_]+", prompt))
 
 
 def train(path: Path, vocab_size: int) -> PreTrainedTokenizerFast:

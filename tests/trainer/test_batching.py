@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.batching import FILLER_UID, arrange_rows, balance_metrics, concat_rows, row_lengths, without_filler
+from verl.trainer.ppo.batching import (
+    FILLER_UID,
+    arrange_rows,
+    balance_metrics,
+    concat_rows,
+    row_lengths,
+    without_filler,
+)
 
 
 def make_rows(prompts: list[int], responses: list[int]) -> DataProto:

@@ -92,10 +92,6 @@ class Result:
     low: float
     high: float
 
-    def price_text(self) -> str:
-        """The price as the page shows it."""
-        return f"${self.low}" if self.low == self.high else f"${self.low} to ${self.high}"
-
 
 @dataclass(frozen=True)
 class PageView:
@@ -301,12 +297,12 @@ class ScriptedExpert:
         return f"{self._wish.cap:g}"
 
     def _praise(self, pick: Result) -> str:
-        name, price = _short_name(pick.title), pick.price_text()
+        name = _short_name(pick.title)
         if self._takes_wrong:
-            return f"{name} at {price} looks good"
+            return f"{name} looks good"
         if self._wish.cap == float("inf") or self._ignores_price:
-            return f"want {self._wish.text}: {name} at {price}"
-        return f"want {self._wish.text} below {self._cap_text()}: {name} at {price}"
+            return f"want {self._wish.text}: {name}"
+        return f"want {self._wish.text} below {self._cap_text()}: {name}"
 
     # --- item page ---------------------------------------------------------------------------------------------
 

@@ -247,9 +247,9 @@ _MIDDLES = "en or al in er is an el"
 _ENDS = "vale fox crest well wick ton ridge field bay more stead lane mark dale wood line"
 BRAND_STARTS, BRAND_MIDDLES, BRAND_ENDS = tuple(_STARTS.split()), tuple(_MIDDLES.split()), tuple(_ENDS.split())
 
-# A product id is "B0", a head and a tail of four letters each. Catalogues of up to CODES_PER_SIDE squared products are
-# written with CODES_PER_SIDE heads and as many tails, so that a small tokenizer spends two tokens on an id.
-CODES_PER_SIDE = 200
+# A product id is "B0", a head and a tail of four letters each. The first CODE_HEADS * CODE_TAILS products of a catalogue
+# share few heads and tails, so that a small tokenizer spends two tokens on an id and a small model learns to copy it.
+CODE_HEADS, CODE_TAILS = 100, 20
 
 
 def _all_codes() -> tuple[str, ...]:
@@ -260,4 +260,4 @@ def _all_codes() -> tuple[str, ...]:
 
 
 ASIN_CODES = _all_codes()
-ASIN_HEADS, ASIN_TAILS = ASIN_CODES[:CODES_PER_SIDE], ASIN_CODES[-CODES_PER_SIDE:]
+ASIN_HEADS, ASIN_TAILS = ASIN_CODES[:CODE_HEADS], ASIN_CODES[-CODE_TAILS:]

@@ -1,0 +1,119 @@
+"""The whole program on the embedded default: real Ray, real vLLM, real gloo ranks, real files."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "preset=embedded",
+    "algorithm.adv_estimator=gigpo",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "data.train_batch_size=2",
+    "data.val_batch_size=4",
+    "env.rollout.n=2",
+    "env.max_steps=4",
+    "trainer.logger=[console]",
+    "trainer.save_freq=2",
+    "trainer.test_freq=2",
+]
+
+
+def arguments(tmp_path: Path, run: str, *overrides: str) -> list[str]:
+    """The command line of a run in ``tmp_path/run``; the parquet shells are written once."""
+    data = tmp_path / "text"
+    if not data.is_dir():
+        prepare = ["-m", "examples.data_preprocess.prepare", "--mode", "text", "--local_dir", str(tmp_path)]
+        subprocess.run(
+            [sys.executable, *prepare, "--train_data_size", "2", "--val_data_size", "4"], cwd=ROOT, check=True
+        )
+    folder = tmp_path / run
+    files = [f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"]
+    places = [f"trainer.default_local_dir={folder}", f"trainer.run_dir={folder}"]
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *SMALL, *files, *places, *overrides]
+
+
+def train(tmp_path: Path, run: str, *overrides: str) -> list[dict[str, float]]:
+    """Run to the end; the lines of metrics.jsonl."""
+    done = subprocess.run(arguments(tmp_path, run, *overrides), cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+
+
+def learning_figures(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What has to come out the same again: no timings, no memory, no throughput."""
+    prefixes = ("actor/", "critic/", "episode/", "val/", "response_length/", "prompt_length/", "gigpo/")
+    return [{key: value for key, value in line.items() if key.startswith(prefixes)} for line in lines]
+
+
+@pytest.mark.slow
+def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
+    whole = train(tmp_path, "whole", "trainer.total_training_steps=4")
+    train(tmp_path, "parts", "trainer.total_training_steps=2")
+    parts = train(tmp_path, "parts", "trainer.total_training_steps=4", "trainer.val_before_train=False")
+    assert [line["step"] for line in whole] == [0, 1, 2, 3, 4]
+    assert learning_figures(whole) == learning_figures(parts)
+
+    checkpoint = tmp_path / "whole"
+    assert (checkpoint / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert (checkpoint / "global_step_4" / "actor").is_dir() and (checkpoint / "global_step_4" / "data.pt").is_file()
+    step = whole[-1]
+    phases = [key for key in step if key.startswith("timing_s/") and key != "timing_s/step"]
+    assert sum(step[key] for key in phases) == pytest.approx(step["timing_s/step"], rel=1e-6)
+    assert step["training/rollout_log_probs_diff_mean"] < 1e-4  # float32: engine and trainer are one model
+
+
+@pytest.mark.slow
+def test_sigterm_saves_a_checkpoint_and_leaves_no_process(tmp_path):
+    command = arguments(tmp_path, "killed", "trainer.total_training_steps=1000", "trainer.save_freq=-1")
+    with (tmp_path / "output.txt").open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        metrics = tmp_path / "killed" / "metrics.jsonl"
+        deadline = time.monotonic() + 240
+        while not (metrics.is_file() and '"step": 2' in metrics.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output.txt").read_text()[-4000:]
+            time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
+    tracker = tmp_path / "killed" / "latest_checkpointed_iteration.txt"
+    assert int(tracker.read_text()) >= 2
+    assert not survivors(process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.train_batch_sise=4", "train_batch_size"),
+        ("actor_rollout_ref.model.path=/nowhere/at/all", "actor_rollout_ref.model.path"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=4", "tensor_model_parallel_size"),
+        ("env.env_name=chess", "ebshop"),
+    ],
+)
+def test_bad_input_is_answered_at_once_and_leaves_nothing(tmp_path, override, said):
+    done = subprocess.run(
+        arguments(tmp_path, "bad", override), cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert said in done.stderr + done.stdout
+    assert not (tmp_path / "bad" / "metrics.jsonl").exists()
+
+
+def survivors(group: int) -> list[int]:
+    """Processes still alive in the process group of the run."""
+    alive = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getpgid(int(entry.name)) == group:
+                    alive.append(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return alive
