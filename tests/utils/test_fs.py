@@ -1,6 +1,7 @@
 """Where paths lead."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,9 +39,55 @@ def test_package_paths():
         fs.copy_to_local("pkg:///x")
 
 
-def test_hub_names_pass_and_missing_paths_name_the_key():
-    assert fs.copy_to_local("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
-    assert fs.copy_to_local("gpt2") == "gpt2"
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with one whole model; ``asked`` holds the arguments of every call."""
+    from huggingface_hub import constants
+
+    asked, folder = [], tmp_path / "snapshots" / "0"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+
+    def download(name, **arguments):
+        asked.append({"name": name, **arguments})
+        if name == "no/such":
+            raise OSError("cannot reach the hub\nsecond line")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return SimpleNamespace(asked=asked, folder=folder, constants=constants)
+
+
+def test_a_hub_name_becomes_the_cached_snapshot(hub, model, monkeypatch):
+    assert fs.copy_to_local("Qwen/Qwen2.5-1.5B-Instruct") == str(hub.folder)
+    assert fs.copy_to_local("gpt2") == str(hub.folder)
+    assert [call["name"] for call in hub.asked] == ["Qwen/Qwen2.5-1.5B-Instruct", "gpt2"]
+    assert all(0 < call["etag_timeout"] <= 60 and call["local_files_only"] is False for call in hub.asked)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    fs.copy_to_local("gpt2")
+    assert hub.asked[-1]["local_files_only"] is True
+    monkeypatch.chdir(model.parent)
+    assert fs.copy_to_local("model/sub") == str(model / "sub") and len(hub.asked) == 3  # a folder goes before the hub
+
+
+def test_a_hub_name_that_cannot_be_had_says_what_to_do(hub, monkeypatch):
+    key = "actor_rollout_ref.model.path"
+    with pytest.raises(ValueError, match=rf"{key}=no/such: .*huggingface.*: cannot reach the hub\. Give a local .*{key}"):
+        fs.copy_to_local("no/such", key=key)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
+        fs.copy_to_local("no/such", key=key)
+    (hub.folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"{key}=org/half: .* is incomplete, it has no weight files"):
+        fs.copy_to_local("org/half", key=key)
+    with pytest.raises(FileNotFoundError, match="data/train.parquet"):
+        fs.copy_to_local("data/train.parquet", hub=False)
+    assert hub.asked[-1]["name"] == "org/half"
+
+
+def test_missing_paths_name_the_key():
     for missing in ("/no/such/model", "./no-such-model", "~/no/such", "a/b/c"):
         with pytest.raises(FileNotFoundError, match=r"actor_rollout_ref\.model\.path="):
             fs.copy_to_local(missing, key="actor_rollout_ref.model.path")

@@ -32,6 +32,7 @@ from verl.trainer.config.sft_schema import SFTConfig, sft_config
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import export_model
 from verl.utils.dataset.sft_dataset import SFTDataset
+from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import (
     ShardingOptions,
     create_device_mesh,
@@ -63,7 +64,7 @@ class SFTTrainer:
         ensure_process_group(self.device_type)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(self.device_type)
-        self.folder = Path(run.default_local_dir)
+        self.folder = Path(run.default_local_dir).expanduser()
         torch.manual_seed(run.seed + self.rank)
 
         self.tokenizer = self._load_tokenizer()
@@ -90,7 +91,8 @@ class SFTTrainer:
 
     def _load_tokenizer(self) -> Any | None:
         model = self.config.model
-        folder = Path(model.tokenizer_path or model.path)
+        key = "model.tokenizer_path" if model.tokenizer_path else "model.path"
+        folder = Path(copy_to_local(model.tokenizer_path or model.path, key=key))
         if not any(folder.glob("tokenizer*")):
             logger.info("%s has no tokenizer: rows must hold token ids", folder)
             return None
@@ -117,7 +119,7 @@ class SFTTrainer:
         targets = model.target_modules
         lora = LoraSettings(model.lora_rank, model.lora_alpha, targets) if model.lora_rank > 0 else None
         spec = ModelSpec(
-            path=model.path,
+            path=copy_to_local(model.path, key="model.path"),
             override_config=model.override_config,
             random_init=model.random_init,
             seed=self.config.trainer.seed,

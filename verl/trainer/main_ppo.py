@@ -73,7 +73,7 @@ class TaskRunner:
 
         model = config.actor_rollout_ref.model
         import_external_lib(model.external_lib)
-        local_path = copy_to_local(model.path, use_shm=model.use_shm)
+        local_path = copy_to_local(model.path, use_shm=model.use_shm, key="actor_rollout_ref.model.path")
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
         train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
         val_dataset = create_rl_dataset(config.data.val_files, config.data, tokenizer, None)

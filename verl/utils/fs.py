@@ -1,8 +1,9 @@
 """Paths that users give, as paths that every process of this machine can open.
 
 Three kinds are understood: a path on disk, ``pkg://package.module/relative/path`` for a file or folder that ships
-inside an installed package, and a name on the model hub (``organisation/name``), which is passed on as it is. Nothing
-here reaches the network; HDFS is not supported.
+inside an installed package, and a name on the Hugging Face hub (``organisation/name``), which becomes the folder of its
+cached snapshot. The hub is asked for nothing else, every request has a time limit, and ``HF_HUB_OFFLINE=1`` keeps to
+what is cached. HDFS is not supported.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-__all__ = ["copy_to_local", "copy_to_shm", "is_non_local", "local_mkdir_safe", "resolve_package_path"]
+__all__ = ["copy_to_local", "copy_to_shm", "hub_snapshot", "is_non_local", "local_mkdir_safe", "resolve_package_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ _SHM_ROOT = Path("/dev/shm")
 _SHM_CACHE = "verl-cache"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _LOCK_SECONDS = 1800
+_HUB_ANSWER_SECONDS = 10
+_OTHER_FRAMEWORKS = ("*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.tflite", "*.gguf", "*.ot", "original/*", "onnx/*")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def is_non_local(path: str) -> bool:
@@ -43,21 +47,23 @@ def copy_to_local(
     always_recopy: bool = False,
     use_shm: bool = False,
     key: str = "path",
+    hub: bool = True,
 ) -> str:
-    """A path (or hub name) that this machine can open.
+    """A path that this machine can open.
 
     Args:
-        src: path on disk, ``pkg://…``, or hub name.
+        src: path on disk, ``pkg://…``, or hub name; a path that exists goes before a hub name.
         cache_dir: where copies in shared memory go; ``/dev/shm/verl-cache`` by default.
         filelock: name of the lock file beside a copy.
         verbose: log where the path leads.
         always_recopy: copy into shared memory again even if a copy is there.
         use_shm: copy into shared memory, from where every process of the machine loads quickly.
         key: the config key that holds ``src``, for error messages.
+        hub: whether ``src`` may be a hub name.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        ValueError: a path of a kind that is not supported.
+        ValueError: a path of a kind that is not supported, or a hub name whose files cannot be had.
     """
     text = str(src)
     if is_non_local(text):
@@ -67,16 +73,55 @@ def copy_to_local(
     else:
         path = os.path.abspath(os.path.expanduser(text))
         if not os.path.exists(path):
-            if _HUB_NAME.fullmatch(text):
-                if use_shm:
-                    logger.warning("%s=%s is a hub name; use_shm applies to local paths only", key, text)
-                return text
-            raise FileNotFoundError(f"{key}={text}: there is nothing at {path}; give an existing path")
+            if not hub or not _HUB_NAME.fullmatch(text):
+                raise FileNotFoundError(f"{key}={text}: there is nothing at {path}; give an existing path")
+            path = hub_snapshot(text, key=key)
     if use_shm:
         path = copy_to_shm(path, cache_dir=cache_dir, filelock=filelock, always_recopy=always_recopy)
     if verbose:
         logger.info("%s=%s is read from %s", key, text, path)
     return path
+
+
+def hub_snapshot(name: str, key: str = "path") -> str:
+    """The folder of the cached snapshot of ``organisation/name``, downloaded first where it is not complete.
+
+    Processes of a machine that ask for the same name wait for the one that downloads. Where the hub does not answer, a
+    snapshot that is cached in full is taken.
+
+    Raises:
+        ValueError: the files are neither cached nor to be had from the hub.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    remedy = (
+        f"Give a local model folder as {key}, or download the model on a machine with network access "
+        f"(hf download {name}) and set HF_HOME to the cache that holds it"
+    )
+    tried = "the cache alone (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
+    lock = Path(tempfile.gettempdir()) / f"verl-hub-{os.getuid()}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+    try:
+        with FileLock(lock, timeout=_LOCK_SECONDS):
+            folder = huggingface_hub.snapshot_download(
+                name,
+                etag_timeout=_HUB_ANSWER_SECONDS,
+                local_files_only=constants.HF_HUB_OFFLINE,
+                ignore_patterns=list(_OTHER_FRAMEWORKS),
+            )
+    except Timeout as error:
+        raise ValueError(
+            f"{key}={name}: waited {_LOCK_SECONDS} s for another process to download it ({lock}). {remedy}"
+        ) from error
+    except Exception as error:  # the hub's client raises errors of its own and of several network libraries
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{key}={name}: there is no such folder here, and the hub's files could not be had from {tried} or from "
+            f"the cache {constants.HF_HUB_CACHE}: {cause}. {remedy}"
+        ) from error
+    if (Path(folder) / "config.json").is_file() and not any(any(Path(folder).glob(kind)) for kind in _WEIGHTS):
+        raise ValueError(f"{key}={name}: the cached snapshot {folder} is incomplete, it has no weight files. {remedy}")
+    return str(folder)
 
 
 def resolve_package_path(uri: str, key: str = "path") -> str:

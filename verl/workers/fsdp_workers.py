@@ -87,7 +87,7 @@ class ActorRolloutRefWorker(Worker):
             total_training_steps: length of the learning-rate schedule; None takes the config's.
         """
         model = self.config.model
-        self.path = copy_to_local(model.path, use_shm=model.use_shm)
+        self.path = copy_to_local(model.path, use_shm=model.use_shm, key="actor_rollout_ref.model.path")
         self.tokenizer = hf_tokenizer(self.path, trust_remote_code=model.trust_remote_code)
         self.generation_config = get_generation_config(self.path, model.trust_remote_code)
         if self.is_actor or self.is_rollout:
@@ -326,9 +326,10 @@ class CriticWorker(Worker):
         """Load the model and its optimiser."""
         config, model = self.config, self.config.model
         fsdp = model.fsdp_config
-        path = copy_to_local(model.path, use_shm=model.use_shm)
+        path = copy_to_local(model.path, use_shm=model.use_shm, key="critic.model.path")
         tokenizer = hf_tokenizer(
-            copy_to_local(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code
+            copy_to_local(model.tokenizer_path or model.path, key="critic.model.tokenizer_path"),
+            trust_remote_code=model.trust_remote_code,
         )
         mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
         self.module = build_role_model(model, fsdp, path, mesh, kind="value")

@@ -158,7 +158,9 @@ def _local(name: str, cache_dir: str, use_shm: bool) -> Path:
         return Path(name).expanduser()
     from verl.utils.fs import copy_to_local
 
-    return Path(copy_to_local(name, cache_dir=os.path.expanduser(cache_dir), use_shm=use_shm))
+    return Path(
+        copy_to_local(name, cache_dir=os.path.expanduser(cache_dir), use_shm=use_shm, key="data file", hub=False)
+    )
 
 
 def _read(path: Path) -> pa.Table:
