@@ -9,14 +9,10 @@ from typing import Any
 
 import numpy as np
 import ray
+from toy_shop import toy_sessions
 
 from agent_system.environments.env_manager import WebshopEnvironmentManager
-from agent_system.environments.env_package.webshop.envs import (
-    TrainingGoals,
-    ValidationGoals,
-    WebshopSession,
-    WebshopVectorEnv,
-)
+from agent_system.environments.env_package.webshop.envs import TrainingGoals, ValidationGoals, WebshopVectorEnv
 from agent_system.environments.env_package.webshop.projection import webshop_projection
 from agent_system.environments.session_host import SessionPool
 from verl.protocol import DataProto
@@ -48,48 +44,6 @@ class ByteTokenizer:
 
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
-
-
-class ToyShop:
-    """A shop session of three pages. Item ``x`` is what goal g wants when g is even, ``y`` when it is odd."""
-
-    def __init__(self, delay_s: Callable[[int, int], float] | None = None) -> None:
-        self._delay_s = delay_s
-
-    def reset(self, goal: int) -> str:
-        self._goal, self._page, self._steps = goal, "search", 0
-        return f"WebShop [SEP] Instruction: [SEP] want {goal} [SEP] Search"
-
-    def step(self, action: str) -> tuple[str, float, bool, None]:
-        self._steps += 1
-        if self._delay_s is not None:
-            time.sleep(self._delay_s(self._goal, self._steps))
-        if action.startswith("search[") and len(action) > 8:
-            self._page = "results"
-        elif self._page == "results" and action in ("click[x]", "click[y]"):
-            self._page = action[6:-1]
-        elif self._page in ("x", "y") and action == "click[buy now]":
-            return "Thank you", 1.0 if (self._page == "x") == (self._goal % 2 == 0) else 0.5, True, None
-        elif action == "crash":
-            raise OSError("the shop is on fire")
-        elif action == "die":
-            import os
-
-            os._exit(1)
-        elif action == "hang":
-            time.sleep(60)
-        return f"Instruction: [SEP] want {self._goal} [SEP] Back to Search [SEP] page {self._page}", 0.0, False, None
-
-    def available_actions(self) -> dict[str, Any]:
-        clickables = {"search": ["search"], "results": ["back to search", "x", "y"]}
-        return {
-            "has_search_bar": self._page == "search",
-            "clickables": clickables.get(self._page, ["back to search", "buy now"]),
-        }
-
-
-def toy_sessions(delay_s: Callable[[int, int], float] | None = None) -> Callable[[], WebshopSession]:
-    return lambda: WebshopSession(lambda seed: ToyShop(delay_s))
 
 
 def answer(action: str) -> str:
@@ -137,7 +91,7 @@ class ActorClient:
         self.calls: list[tuple[int, int, int]] = []  # replica, new requests, steps
 
     def begin(self) -> dict[str, float]:
-        return {"timing_s/weight_sync": 0.25}
+        return {"timing_rollout_s/weight_sync": 0.25}
 
     def end(self) -> dict[str, float]:
         return {}
@@ -168,7 +122,7 @@ def policy(script: Callable[[str, int], str], replicas: int = 1, step_s: float =
 def shared_pool(builder: Callable[[], Callable[[], Any]]) -> SessionPool:
     """A pool of two hosts that is kept for the next test."""
     if builder not in _POOLS:
-        _POOLS[builder] = SessionPool(builder, num_hosts=2, reset_limit_s=5.0, step_limit_s=5.0, start_limit_s=60)
+        _POOLS[builder] = SessionPool(builder, num_hosts=2, reset_limit_s=60, step_limit_s=60, start_limit_s=300)
     return _POOLS[builder]
 
 
@@ -200,8 +154,8 @@ def make_config(**changes: Any) -> SimpleNamespace:
             max_steps=6,
             history_length=2,
             max_prompt_chars=13_000,
-            step_timeout=5,
-            reset_timeout=5,
+            step_timeout=60,
+            reset_timeout=60,
             num_workers=2,
             rollout=SimpleNamespace(n=3),
             resources_per_worker=SimpleNamespace(num_cpus=0.1, num_gpus=0),
@@ -218,13 +172,14 @@ def make_config(**changes: Any) -> SimpleNamespace:
                 ignore_eos=False,
                 max_steps_per_slice=32,
                 log_prob_micro_batch_size_per_gpu=16,
-                val_kwargs=SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1, do_sample=False, n=1),
+                val_kwargs=SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1, do_sample=False, n=1, extra={}),
+                extra={},
             ),
             ref=SimpleNamespace(log_prob_micro_batch_size_per_gpu=16),
             actor=SimpleNamespace(ppo_micro_batch_size_per_gpu=8),
         ),
         algorithm=SimpleNamespace(filter_groups=SimpleNamespace(enable=False, max_num_gen_batches=3)),
-        trainer=SimpleNamespace(step_timeout=60, start_timeout=60, progress_bar=False, n_gpus_per_node=2, nnodes=1),
+        trainer=SimpleNamespace(step_timeout=300, start_timeout=300, progress_bar=False, n_gpus_per_node=2, nnodes=1),
     )
     for key, value in changes.items():
         *path, last = key.split("__")

@@ -8,10 +8,10 @@ import time
 
 import pytest
 import ray
-from support import ToyShop, answer, make_config, policy, shopper, toy_manager, toy_sessions
+from support import answer, make_config, policy, shopper, toy_manager
 from test_rollout import assert_same_rows, roll_out
+from toy_shop import deaf_sessions, misconfigured_sessions, once_broken_sessions, toy_sessions
 
-from agent_system.environments.env_package.webshop.envs import WebshopSession
 from agent_system.environments.session_host import SessionPool, count_hosts
 from agent_system.multi_turn_rollout.episode import request_seed
 
@@ -53,22 +53,6 @@ def test_a_failing_session_hurts_no_other(undisturbed, caplog, action, reason):
     assert metrics["rollout/infra_retried"] >= 1
     assert metrics["rollout/episodes"] == 12
     assert reason in caplog.text
-
-
-class OnceBroken(ToyShop):
-    """Fails the first time that its process opens a page of a goal, then never again."""
-
-    failed: set[int] = set()
-
-    def step(self, action):
-        if self._goal not in self.failed:
-            self.failed.add(self._goal)
-            raise ConnectionError("a passing trouble")
-        return super().step(action)
-
-
-def once_broken_sessions():
-    return lambda: WebshopSession(lambda seed: OnceBroken())
 
 
 def test_a_retry_gives_the_episode_it_would_have_been(undisturbed):
@@ -137,24 +121,8 @@ def test_nobody_is_to_blame_for_a_process_that_is_killed_at_rest():
     assert not folder.exists()
 
 
-class Deaf:
-    def reset(self, task):
-        return {"observation": task}
-
-    def step(self, action):
-        time.sleep(20)
-        return {}
-
-
-def deaf_sessions():
-    return Deaf
-
-
 def test_a_users_mistake_in_a_builder_reads_as_one():
-    def builder():
-        raise ValueError("env.webshop.data_dir=/nowhere has no items_shuffle.json")
-
-    pool = SessionPool(builder, num_hosts=2)
+    pool = SessionPool(misconfigured_sessions, num_hosts=2)
     with pytest.raises(ValueError, match=r"^env\.webshop\.data_dir=/nowhere"):
         pool.wait_until_built()
     pool.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import EOS, ByteTokenizer, answer, make_config, policy, shell, shopper, toy_manager, toy_sessions
+from support import EOS, ByteTokenizer, answer, make_config, policy, shell, shopper, toy_manager
+from toy_shop import slow_for_some
 
 from agent_system.multi_turn_rollout import TrajectoryCollector, episodes_to_records
 from agent_system.multi_turn_rollout.episode import request_seed
@@ -78,7 +79,7 @@ def test_rows_are_the_record():
     assert metrics["rollout/tokens"] == mask.sum()
     assert metrics["rollout/infra_failed"] == 0
     assert 0 <= metrics["rollout/engine_idle_share"] <= 1
-    assert metrics["timing_s/weight_sync"] == 0.25
+    assert metrics["timing_rollout_s/weight_sync"] == 0.25
 
 
 def test_finished_episodes_cost_nothing():
@@ -88,10 +89,6 @@ def test_finished_episodes_cost_nothing():
     seen = client.requests_seen()
     assert len(seen) == len(set(seen)) == len(rows)
     assert len(set(rows.non_tensor_batch["episode_lengths"])) > 1  # they did end at different times
-
-
-def slow_for_some():
-    return toy_sessions(lambda goal, step: 0.03 * ((goal + step) % 3))
 
 
 def test_rows_do_not_depend_on_timing():
