@@ -1,4 +1,6 @@
 """Checkpoint folders of the driver: whole or not at all."""
+import os
+
 import pytest
 
 from verl.trainer.ppo.trainer_checkpoint import (
@@ -38,6 +40,36 @@ def test_rotation_keeps_the_newest(tmp_path):
     for step in (2, 9, 10):
         save(tmp_path, step, keep=2)
     assert [f.name for f in complete_checkpoints(tmp_path)] == ["global_step_9", "global_step_10"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_rotation_goes_by_time_not_by_step(tmp_path, keep):
+    for step in (80, 100):  # of a longer run, whose folder is used again
+        save(tmp_path, step)
+    for step in (2, 4):
+        save(tmp_path, step, keep=keep)
+        assert find_checkpoint("auto", None, tmp_path).name == f"global_step_{step}"
+    kept = [f.name for f in complete_checkpoints(tmp_path)]
+    assert kept == ["global_step_2", "global_step_4"][-keep:]
+
+
+def test_rotation_keeps_the_step_just_written_whatever_the_clock_said(tmp_path):
+    save(tmp_path, 9)
+    os.utime(tmp_path / "global_step_9", (4e9, 4e9))  # from a machine whose clock is ahead
+    save(tmp_path, 3, keep=1)
+    assert [f.name for f in complete_checkpoints(tmp_path)] == ["global_step_3"]
+
+
+def test_a_step_written_again_is_the_newest(tmp_path):
+    for step in (2, 4, 2):
+        save(tmp_path, step, keep=2)
+    assert [f.name for f in complete_checkpoints(tmp_path)] == ["global_step_4", "global_step_2"]
+
+
+def test_a_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save(tmp_path, 5)
+    assert find_checkpoint("resume_path", "~/global_step_5", tmp_path) == tmp_path / "global_step_5"
 
 
 def test_disable_starts_afresh(tmp_path):

@@ -126,9 +126,14 @@ def create_rl_dataset(data_paths: str | Sequence[str], data_config: Any, tokeniz
 
 
 def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
-    """Random order seeded by ``data.seed`` when ``data.shuffle``, else the order of the file."""
+    """Random order seeded by ``data.seed`` when ``data.shuffle``, else the order of the file.
+
+    The random sampler is torchdata's, whose generator is part of the data loader's state: with torch's own, a run
+    resumed after the first epoch would see that epoch's order again.
+    """
     import torch
-    from torch.utils.data import RandomSampler, SequentialSampler
+    from torch.utils.data import SequentialSampler
+    from torchdata.stateful_dataloader.sampler import RandomSampler
 
     if not data_config.shuffle:
         return SequentialSampler(dataset)

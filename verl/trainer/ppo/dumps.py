@@ -29,14 +29,21 @@ def write_rollout(folder: str | None, rows: DataProto, tokenizer: Any, step: int
         )
         for i, (prompt, response, score) in enumerate(zip(*decode(rows, tokenizer), scores))
     )
-    _write_lines(Path(folder) / f"{step}.jsonl", lines)
+    _write_lines(Path(folder).expanduser() / f"{step}.jsonl", lines)
 
 
-def write_validation(run_dir: Path, successes: dict[str, float], metrics: dict[str, float], step: int) -> None:
-    """``{run_dir}/validation/{step}.json``: success of every task by name, beside the metrics."""
-    path = run_dir / "validation" / f"{step}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"step": step, "metrics": metrics, "success_by_task": successes}, indent=1))
+def write_validation(
+    run_dir: Path, successes: dict[str, float], metrics: dict[str, float], step: int, split_digest: str | None = None
+) -> None:
+    """``{run_dir}/validation/{step}.json``: success of every task by name, beside the metrics and the tasks' split."""
+    content = {"step": step, "split_digest": split_digest, "metrics": metrics, "success_by_task": successes}
+    _write_json(run_dir / "validation" / f"{step}.json", content)
+
+
+def write_split(run_dir: Path, split_digest: str | None) -> None:
+    """``{run_dir}/split.json``: names the split of the tasks; nothing for environments that have none."""
+    if split_digest is not None:
+        _write_json(run_dir / "split.json", {"split_digest": split_digest})
 
 
 def samples(rows: DataProto, tokenizer: Any, count: int) -> list[Sample]:
@@ -59,6 +66,11 @@ def decode(rows: DataProto, tokenizer: Any) -> tuple[list[str], list[str]]:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(content, indent=1))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from agent_system.multi_turn_rollout import TrajectoryCollector
@@ -104,7 +103,8 @@ class RayPPOTrainer:
         )
         self.world_size = resource_pool_manager.get_n_gpus()
         self.global_steps = 0
-        self.checkpoint_root = Path(config.trainer.default_local_dir).absolute()
+        self.checkpoint_root = Path(config.trainer.default_local_dir).expanduser().absolute()
+        self.run_dir = Path(config.trainer.run_dir).expanduser().absolute()
         self._create_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
 
     # ------------------------------------------------------------------ set-up
@@ -138,32 +138,29 @@ class RayPPOTrainer:
             self.config, self.role_worker_mapping, self.resource_pool_manager, self.use_critic
         )
         self.worker_group, self.actor_rollout_wg, self.critic_wg = groups.root, groups.actor_rollout, groups.critic
-        ranks = list(range(self.world_size))
-        loading: list[ray.ObjectRef] = []
-        if self.critic_wg is not None:
-            loading += self.critic_wg.execute_ranks_async(ranks, "init_model", self.total_training_steps)
-        # last, so that the engine sees what memory the others leave
-        loading += self.actor_rollout_wg.execute_ranks_async(ranks, "init_model", self.total_training_steps)
+        ranks, limit = list(range(self.world_size)), self.config.trainer.start_timeout
+        loading = []
+        # the actor last, so that its engine sees what memory the others leave
+        for group in filter(None, (self.critic_wg, self.actor_rollout_wg)):
+            loading.append((group, group.execute_ranks_async(ranks, "init_model", self.total_training_steps)))
         self.envs, self.val_envs = self._make_envs()
-        self._wait(loading, "load the models and start the rollout engine")
+        for group, refs in loading:
+            group.get(refs, method="init_model", timeout=limit)
         logger.info("ranks and environments are ready after %.1f s", time.perf_counter() - begin)
-
-    def _wait(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
-        limit = self.config.trainer.start_timeout
-        ready, missing = ray.wait(refs, num_returns=len(refs), timeout=limit)
-        results = ray.get(ready)
-        if missing:
-            raise TimeoutError(
-                f"{len(missing)} of {len(refs)} ranks did not {what} within trainer.start_timeout={limit} s"
-            )
-        return results
 
     # ------------------------------------------------------------------ the loop
 
     def fit(self) -> dict[str, float]:
         """Train until ``total_training_steps``; returns the metrics of the last validation (empty without one)."""
         self._load_checkpoint()
+        dumps.write_split(self.run_dir, self._split_digest())
         self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
+        try:
+            return self._train()
+        finally:
+            self.tracker.finish()
+
+    def _train(self) -> dict[str, float]:
         last_val: dict[str, float] = {}
         self._verify_weight_sync()
         if self.config.trainer.val_before_train and self.val_envs is not None:
@@ -172,9 +169,8 @@ class RayPPOTrainer:
             if self.config.trainer.val_only:
                 return last_val
         with TerminationGuard() as guard:
-            for shell in self._batches():
+            for state_before, shell in self._batches():
                 self.global_steps += 1
-                state_before = self._trainer_state(self.global_steps - 1)
                 is_last = self.global_steps >= self.total_training_steps
                 timer, metrics = StepTimer(), {}
                 with guard.interruptible():
@@ -202,17 +198,22 @@ class RayPPOTrainer:
                 self._log_step(rows, timer, metrics)
                 if is_last or guard.requested:
                     break
-        self.tracker.finish()
         guard.raise_if_requested(self.global_steps, self.checkpoint_root)
         return last_val
 
-    def _batches(self) -> Iterator[DataProto]:
-        """Batch shells until the last step, epoch after epoch (a resumed loader goes on where it stood)."""
+    def _batches(self) -> Iterator[tuple[TrainerState, DataProto]]:
+        """Batch shells until the last step, epoch after epoch (a resumed loader goes on where it stood).
+
+        With each comes the state from before it was fetched: what a checkpoint holds if its step is dropped.
+        """
         while self.global_steps < self.total_training_steps:
-            for batch in self.train_dataloader:
-                yield DataProto.from_single_dict(batch)
+            batches = iter(self.train_dataloader)
+            state = self._trainer_state(self.global_steps)
+            for batch in batches:
+                yield state, DataProto.from_single_dict(batch)
                 if self.global_steps >= self.total_training_steps:
                     return
+                state = self._trainer_state(self.global_steps)
 
     def _due(self, frequency: int, is_last: bool) -> bool:
         return frequency > 0 and (is_last or self.global_steps % frequency == 0)
@@ -293,6 +294,7 @@ class RayPPOTrainer:
             non_tensor_batch_keys=["prompt_ids"],
             meta_info_keys=["global_token_num"],
         )
+        inputs.meta_info.update(global_steps=self.global_steps, skipped_dir=str(self.checkpoint_root / "nonfinite"))
         if self.critic_wg is not None:
             with timer.phase("update_critic"):
                 metrics.update(self.critic_wg.update_critic(inputs).meta_info["metrics"])
@@ -331,7 +333,8 @@ class RayPPOTrainer:
             parts.append(rows)
         rows = concat_rows(parts)
         metrics = validation_metrics(rows)
-        dumps.write_validation(Path(self.config.trainer.run_dir), success_by_task(rows), metrics, self.global_steps)
+        digest = self._split_digest()
+        dumps.write_validation(self.run_dir, success_by_task(rows), metrics, self.global_steps, digest)
         samples = dumps.samples(rows, self.tokenizer, self.config.trainer.log_val_generations)
         self.tracker.log_generations(samples, step=self.global_steps)
         return metrics
@@ -340,6 +343,10 @@ class RayPPOTrainer:
         """Stop before the first step if engine and trainer do not compute the same model."""
         for report in self.actor_rollout_wg.probe()[:1]:
             logger.info("engine against trainer log-probabilities: %s", report)
+
+    def _split_digest(self) -> str | None:
+        """Names the split of the tasks into training and validation; None for environments that have none."""
+        return getattr(self.envs, "split_digest", None) or None
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -351,6 +358,7 @@ class RayPPOTrainer:
             environments={"train": self.envs.state_dict()} if hasattr(self.envs, "state_dict") else {},
             kl_controller=self.kl_ctrl_in_reward.state_dict() if self.kl_ctrl_in_reward is not None else None,
             tracker=tracker.state_dict() if tracker is not None else {},
+            split_digest=self._split_digest(),
         )
 
     def _save_checkpoint(self, state: TrainerState) -> None:
@@ -369,6 +377,12 @@ class RayPPOTrainer:
         if folder is None:
             return
         state = load_state(folder)
+        if state.split_digest != self._split_digest():
+            logger.warning(
+                "the checkpoint was made on the task split %s, this run has %s: scores before and after do not compare",
+                state.split_digest,
+                self._split_digest(),
+            )
         self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), None, trainer.del_local_ckpt_after_load)
         if self.critic_wg is not None:
             self.critic_wg.load_checkpoint(str(folder / "critic"), None, trainer.del_local_ckpt_after_load)
@@ -383,9 +397,16 @@ class RayPPOTrainer:
         logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)
 
     def shutdown(self) -> None:
-        """End the environments and the ranks; safe to call at any point of the set-up."""
-        for envs in (getattr(self, "envs", None), getattr(self, "val_envs", None)):
-            if envs is not None:
-                envs.close()
-        if getattr(self, "worker_group", None) is not None:
-            self.worker_group.shutdown()
+        """End the environments and the ranks; safe to call at any point of the set-up.
+
+        What fails here is logged, so that everything is tried and the error that ended the run stays the one reported.
+        """
+        parts = {"envs": "close", "val_envs": "close", "worker_group": "shutdown"}
+        for name, method in parts.items():
+            part = getattr(self, name, None)
+            if part is None:
+                continue
+            try:
+                getattr(part, method)()
+            except Exception:
+                logger.exception("%s did not end as it should", name)

@@ -27,9 +27,10 @@ def get_custom_reward_fn(config: PPOTrainerConfig) -> RewardFunction | None:
     path, name = config.custom_reward_function.path, config.custom_reward_function.name
     if not path:
         return None
-    if not Path(path).is_file():
+    file = Path(path).expanduser()
+    if not file.is_file():
         raise ValueError(f"custom_reward_function.path={path} is not a file")
-    spec = importlib.util.spec_from_file_location("custom_reward_function", path)
+    spec = importlib.util.spec_from_file_location("custom_reward_function", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:

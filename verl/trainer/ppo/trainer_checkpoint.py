@@ -6,7 +6,7 @@ Layout (``root`` is ``trainer.default_local_dir``)::
     root/global_step_40/actor/…                 written by the actor's ranks
     root/global_step_40/critic/…                when there is a critic
     root/global_step_40/data.pt                 data loader
-    root/global_step_40/trainer_state.pt        environments, KL controller, tracker, config of the goal split
+    root/global_step_40/trainer_state.pt        environments, KL controller, tracker, digest of the goal split
 
 A step's folder is written as ``global_step_40.tmp`` and renamed when everything lies in it; only then does the tracker
 file name it. A killed run therefore leaves at worst a ``.tmp`` folder, which the next save of that step replaces.
@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,17 @@ _STEP_FOLDER = re.compile(r"global_step_(\d+)$")
 
 @dataclass
 class TrainerState:
-    """What the driver saves beside the ranks' own files."""
+    """What the driver saves beside the ranks' own files.
+
+    ``split_digest`` names the split of the tasks into training and validation, where the environment has one.
+    """
 
     global_step: int
     dataloader: dict[str, Any] | None = None
     environments: dict[str, Any] = field(default_factory=dict)
     kl_controller: dict[str, Any] | None = None
     tracker: dict[str, Any] = field(default_factory=dict)
+    split_digest: str | None = None
 
 
 def step_of(folder: Path) -> int:
@@ -64,7 +69,7 @@ def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) 
     if resume_mode == "resume_path":
         if not resume_from_path:
             raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<number>")
-        folder = Path(resume_from_path).absolute()
+        folder = Path(resume_from_path).expanduser().absolute()
         step_of(folder)
         if not folder.is_dir():
             raise ValueError(f"trainer.resume_from_path={folder} does not exist")
@@ -105,20 +110,28 @@ class CheckpointFolder:
         torch.save(rest, self.partial / "trainer_state.pt")
 
     def commit(self, keep: int | None) -> None:
-        """Rename the folder, point the tracker file at it, drop the oldest beyond ``keep`` (None: keep all)."""
+        """Rename the folder, point the tracker file at it, drop the oldest beyond ``keep`` (None: keep all).
+
+        The oldest are those written first, whatever their step: beside checkpoints of a longer run that was started
+        over, the new ones have the lower numbers.
+        """
         if self.final.exists():
             shutil.rmtree(self.final)
         os.replace(self.partial, self.final)
+        now = time.time_ns()
+        os.utime(self.final, ns=(now, now))
         write_atomically(self.root / TRACKER_FILE, str(self.global_step))
         if keep is not None:
-            for folder in complete_checkpoints(self.root)[: -max(keep, 1)]:
+            others = [folder for folder in complete_checkpoints(self.root) if folder != self.final]
+            for folder in others[: max(0, len(others) + 1 - max(keep, 1))]:
                 shutil.rmtree(folder)
         logger.info("checkpoint of step %d written to %s", self.global_step, self.final)
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
-    """The checkpoint folders under ``root`` that were written whole, oldest first."""
-    return sorted((f for f in root.glob("global_step_*") if _STEP_FOLDER.search(f.name)), key=step_of)
+    """The checkpoint folders under ``root`` that were written whole, in the order they were written."""
+    folders = (f for f in root.glob("global_step_*") if _STEP_FOLDER.search(f.name))
+    return sorted(folders, key=lambda folder: (folder.stat().st_mtime_ns, step_of(folder)))
 
 
 def load_state(folder: Path) -> TrainerState:
