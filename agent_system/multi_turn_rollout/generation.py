@@ -70,9 +70,10 @@ def as_generation_client(source: Any) -> GenerationClient:
 
 
 def _worst(reports: Any) -> dict[str, float]:
-    """One report of all ranks: the largest value of each entry (ranks wait for the slowest)."""
+    """One report of all ranks, the worst of each entry: the least free memory, else the largest value."""
     merged: dict[str, float] = {}
     for report in reports or ():
         for key, value in (report or {}).items():
-            merged[key] = max(merged.get(key, value), value)
+            worse = min if key.rsplit("/", 1)[-1] == "free" else max
+            merged[key] = worse(merged.get(key, value), value)
     return merged

@@ -21,15 +21,20 @@ class LockStepAdapter(EventEnvironments):
 
     Args:
         manager: with ``reset(kwargs)`` and ``step(text_actions)`` as the contract says.
-        num_episodes: episodes in its batch.
+        num_episodes: episodes that play, the first of the manager's.
         group_size: consecutive episodes that share a task.
+        capacity: episodes the manager was built for; None: ``num_episodes``. A last validation batch may have fewer
+            tasks; the manager still gets an action, and the ``kwargs`` of some task, for every episode it has.
 
     The manager's calls run in the caller's process; an error in them is not contained and raises.
     """
 
-    def __init__(self, manager: EnvironmentManagerBase, num_episodes: int, group_size: int) -> None:
+    def __init__(
+        self, manager: EnvironmentManagerBase, num_episodes: int, group_size: int, capacity: int | None = None
+    ) -> None:
         self.manager = manager
         self.num_episodes, self.group_size = num_episodes, group_size
+        self._capacity = max(num_episodes, capacity or 0)
         self._kwargs: Sequence[Any] | None = None
         self._running: set[int] = set()
         self._waiting: set[int] = set()
@@ -39,7 +44,7 @@ class LockStepAdapter(EventEnvironments):
         self, groups: Sequence[int], kwargs: Sequence[Any] | None = None, attempt: int = 0, block: int = 0
     ) -> list[ray.ObjectRef]:
         if attempt == 0:
-            self._kwargs = kwargs
+            self._kwargs = self._fill_up(kwargs)
             self._running.clear()
             self._outputs.clear()
         for group in groups:
@@ -73,6 +78,11 @@ class LockStepAdapter(EventEnvironments):
             return [ray.put(self._reset())]
         return []
 
+    def _fill_up(self, kwargs: Sequence[Any] | None) -> Sequence[Any] | None:
+        if kwargs is None or not 0 < len(kwargs) < self._capacity:
+            return kwargs
+        return [*kwargs, *(kwargs[-1] for _ in range(self._capacity - len(kwargs)))]
+
     def _reset(self) -> list[tuple[int, Observation]]:
         obs, infos = self.manager.reset(kwargs=self._kwargs)
         texts = obs["text"]
@@ -82,6 +92,7 @@ class LockStepAdapter(EventEnvironments):
                 f"{self.num_episodes} episodes: data.train_batch_size × env.rollout.n (validation: "
                 "data.val_batch_size) must be the number of its episodes"
             )
+        self._capacity = len(texts)
         self._running, self._waiting = self._waiting, set()
         anchors = _anchors(obs)
         return [
@@ -89,7 +100,7 @@ class LockStepAdapter(EventEnvironments):
         ]
 
     def _step(self) -> list[tuple[int, Observation]]:
-        texts = [self._outputs.get(slot, "") for slot in range(self.num_episodes)]
+        texts = [self._outputs.get(slot, "") for slot in range(self._capacity)]
         self._outputs = {}
         obs, rewards, dones, infos = self.manager.step(texts)
         rewards, dones = np.reshape(rewards, -1), np.reshape(dones, -1)  # some managers give (episodes, 1)
@@ -105,9 +116,9 @@ class LockStepAdapter(EventEnvironments):
         ]
 
 
-def as_event_environments(envs: Any, num_episodes: int, group_size: int) -> EventEnvironments:
-    """``envs`` itself if it is event-driven, else an adapter around it."""
-    return envs if isinstance(envs, EventEnvironments) else LockStepAdapter(envs, num_episodes, group_size)
+def as_event_environments(envs: Any, num_episodes: int, group_size: int, capacity: int) -> EventEnvironments:
+    """``envs`` itself if it is event-driven, else an adapter around it (arguments as there)."""
+    return envs if isinstance(envs, EventEnvironments) else LockStepAdapter(envs, num_episodes, group_size, capacity)
 
 
 def _anchors(obs: dict[str, Any]) -> Sequence[Any]:

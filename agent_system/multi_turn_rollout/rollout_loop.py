@@ -19,7 +19,7 @@ from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
 from agent_system.multi_turn_rollout.rows import build_rows
 from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
 from verl.protocol import DataProto
-from verl.workers.rollout.base import SamplingSettings
+from verl.workers.rollout.settings import sampling_settings
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,9 @@ class TrajectoryCollector:
     ) -> DataProto:
         """As ``multi_turn_loop`` with every row of the batch played ``repeat`` times; ``replace`` allows new groups."""
         num_episodes = len(gen_batch) * repeat
-        environments = as_event_environments(envs, num_episodes, self._group_size(is_train))
+        group_size, data = self._group_size(is_train), self.config.data
+        capacity = group_size * (data.train_batch_size if is_train else data.val_batch_size)
+        environments = as_event_environments(envs, num_episodes, group_size, capacity)
         plan = self._plan(gen_batch, environments, num_episodes, repeat, is_train, replace)
         client = as_generation_client(actor_rollout_wg)
         engine_metrics = client.begin()
@@ -191,26 +193,15 @@ class TrajectoryCollector:
             seed_parts=(run_seed, "train", step) if is_train else (run_seed, "val", block),
             num_groups=num_episodes // envs.group_size,
             max_turns=config.env.max_steps,
-            sampling=self._sampling(is_train, meta),
+            sampling=sampling_settings(
+                config.actor_rollout_ref.rollout, validate=not is_train, do_sample=meta.get("do_sample", True)
+            ),
             env_kwargs=_column(gen_batch, "env_kwargs", repeat),
             block=block,
             max_attempts=filters.max_num_gen_batches if is_train and replace and filters.enable else 1,
             # a session has its own limit where it runs; this one is for a process that does not answer at all
             reply_limit_s=2 * max(config.env.reset_timeout, config.env.step_timeout),
             progress_bar=config.trainer.progress_bar,
-        )
-
-    def _sampling(self, is_train: bool, meta: dict[str, Any]) -> SamplingSettings:
-        rollout = self.config.actor_rollout_ref.rollout
-        source = rollout if is_train else rollout.val_kwargs
-        sample = meta.get("do_sample", source.do_sample) and source.do_sample
-        return SamplingSettings(
-            temperature=float(source.temperature) if sample else 0.0,
-            top_p=float(source.top_p),
-            top_k=int(source.top_k),
-            max_tokens=rollout.response_length,
-            ignore_eos=rollout.ignore_eos,
-            extra=dict(getattr(source, "extra", None) or {}),
         )
 
     def _metrics(self, counts: LoopCounts, scheduler: ReplicaScheduler, client: GenerationClient) -> dict[str, float]:

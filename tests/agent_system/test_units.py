@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import ByteTokenizer, make_config
+from support import ByteTokenizer, make_config, shell
 
 from agent_system.environments.base import EnvironmentManagerBase, to_numpy
+from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.generation import WorkerGroupClient, as_generation_client
+from agent_system.multi_turn_rollout.lock_step import LockStepAdapter
 from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder, truncate
 from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
 from agent_system.multi_turn_rollout.utils import (
@@ -130,7 +132,13 @@ class FakeGroup:
         return [(0, 0), (0, 1), (1, 0), (1, 1)]
 
     def begin_rollout(self):
-        return [{"timing_s/weight_sync": 0.1}, {"timing_s/weight_sync": 0.3}, {}, {}]
+        free = "perf/memory_gb/rollout/free"
+        return [
+            {"timing_rollout_s/weight_sync": 0.1, free: 2.0},
+            {"timing_rollout_s/weight_sync": 0.3, free: 1.0},
+            {},
+            {},
+        ]
 
     def execute_ranks_async(self, ranks, method, *args):
         self.calls.append((ranks, method, args))
@@ -144,10 +152,47 @@ def test_every_rank_of_a_replica_gets_the_call_and_its_first_answers(monkeypatch
     client = as_generation_client(group)
     assert isinstance(client, WorkerGroupClient)
     assert client.num_replicas == 2
-    assert client.begin() == {"timing_s/weight_sync": 0.3}
+    assert client.begin() == {"timing_rollout_s/weight_sync": 0.3, "perf/memory_gb/rollout/free": 1.0}
     assert client.submit(1, ["request"], 16) == "ref2"
     assert group.calls == [([2, 3], "rollout_step", (["request"], 16))]
     assert as_generation_client(client) is client
+
+
+class LockStepManager:
+    """A manager of four episodes that notes what it is given."""
+
+    def reset(self, kwargs):
+        self.kwargs, self.actions = kwargs, []
+        return {"text": ["go"] * 4, "image": None, "anchor": None}, [{}] * 4
+
+    def step(self, actions):
+        self.actions.append(actions)
+        return {"text": ["on"] * 4, "image": None, "anchor": None}, np.zeros(4), np.zeros(4, bool), [{}] * 4
+
+
+def test_a_lock_step_manager_gets_all_its_actions_when_fewer_episodes_play(monkeypatch):
+    monkeypatch.setattr("ray.put", lambda value: value)
+    manager = LockStepManager()
+    adapter = LockStepAdapter(manager, num_episodes=2, group_size=1, capacity=4)
+    (observations,) = adapter.begin([0, 1], [{"task": 0}, {"task": 1}])
+    assert manager.kwargs == [{"task": 0}, {"task": 1}, {"task": 1}, {"task": 1}]
+    assert [slot for slot, _ in observations] == [0, 1]
+    assert adapter.submit_steps([(1, "b")]) == []
+    (observations,) = adapter.submit_steps([(0, "a")])
+    assert manager.actions == [["a", "b", "", ""]]
+    assert [slot for slot, _ in observations] == [0, 1]
+
+
+@pytest.mark.parametrize("is_train", [True, False])
+def test_added_sampling_keys_reach_training_and_validation(is_train):
+    config = make_config(actor_rollout_ref__rollout__extra={"min_p": 0.1})
+    config.actor_rollout_ref.rollout.val_kwargs.extra = {"seed_offset": 3}
+    envs = SimpleNamespace(num_episodes=6, group_size=1)
+    plan = TrajectoryCollector(config, ByteTokenizer())._plan(shell(6), envs, 6, 1, is_train, True)
+    assert plan.sampling.extra == ({"min_p": 0.1} if is_train else {"min_p": 0.1, "seed_offset": 3})
+    assert plan.sampling.temperature == (1.0 if is_train else 0.0)
+    plan = TrajectoryCollector(config, ByteTokenizer())._plan(shell(6, do_sample=False), envs, 6, 1, True, True)
+    assert plan.sampling.greedy
 
 
 def test_to_numpy():

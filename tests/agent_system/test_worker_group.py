@@ -25,7 +25,7 @@ def ranks(local_ray):
 def test_all_ranks_of_a_replica_take_the_same_steps(ranks):
     config = make_config()
     rows = roll_out(config, ranks, toy_manager(config))
-    assert rows.meta_info["rollout_metrics"]["timing_s/weight_sync"] == 1.0  # of the slowest rank
+    assert rows.meta_info["rollout_metrics"]["timing_rollout_s/weight_sync"] == 1.0  # of the slowest rank
     assert_same_rows(rows, roll_out(config, policy(shopper), toy_manager(config)))
     calls = ranks.calls_seen()
     assert calls[0] == calls[1]

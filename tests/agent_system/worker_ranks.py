@@ -23,7 +23,7 @@ class ScriptedRank(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_rollout(self) -> dict[str, float]:
         self._phases.append("begin")
-        return {"timing_s/weight_sync": float(self.rank)}
+        return {"timing_rollout_s/weight_sync": float(self.rank)}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def end_rollout(self) -> dict[str, float]:

@@ -66,11 +66,9 @@ def _prompts(data: DataProto) -> list[np.ndarray]:
 
 def _answer(engine: RolloutEngine, prompts: list[np.ndarray], data: DataProto, rollout: Any) -> list[RolloutResult]:
     """Results in the order of ``prompts``. Ranks of a tensor-parallel replica run all prompts of the replica."""
-    validate = data.meta_info.get("validate", False)
-    sampling = sampling_settings(rollout, validate)
-    if not data.meta_info.get("do_sample", True) and not sampling.greedy:
-        sampling = type(sampling)(temperature=0.0, max_tokens=sampling.max_tokens, ignore_eos=sampling.ignore_eos)
-    rank, size = dist.get_rank(), rollout.tensor_model_parallel_size
+    meta = data.meta_info
+    sampling = sampling_settings(rollout, meta.get("validate", False), meta.get("do_sample", True))
+    rank, size = dist.get_rank(), rollout.ranks_per_engine
     step = int(data.meta_info.get("global_steps", 0))
     requests = []
     for row, prompt in enumerate(prompts):
