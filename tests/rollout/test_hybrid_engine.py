@@ -87,9 +87,9 @@ def test_weights_travel_once_a_version(folder: str) -> None:
     for expected in (count, 0):
         metrics = hybrid.begin_rollout()
         assert metrics["perf/weight_sync/tensors"] == expected
-        assert metrics["timing_s/weight_sync"] >= 0 and metrics["perf/memory_gb/rollout/rss"] > 0
+        assert metrics["timing_rollout_s/weight_sync"] >= 0 and metrics["perf/memory_gb/rollout/rss"] > 0
         assert hybrid.rolling_out
-        assert hybrid.end_rollout()["timing_s/engine_sleep"] >= 0
+        assert hybrid.end_rollout()["timing_rollout_s/engine_sleep"] >= 0
     hybrid.mark_updated()
     assert hybrid.begin_rollout()["perf/weight_sync/tensors"] == count
     with pytest.raises(AssertionError):
@@ -125,6 +125,11 @@ def test_the_probe_measures_the_gap(folder: str) -> None:
     rows = [request.prompt_ids for request in tiny.requests(3, tiny.GREEDY)]
     shifted = hybrid.verify(lambda sequences: [row + np.float32(5e-4) for row in score(sequences)], rows)
     assert shifted["rollout/probe_gap_mean"] == pytest.approx(5e-4, rel=0.05)
+    assert hybrid.verify_sync(score)["rollout/probe_gap_max"] < 2e-4
+    off = hybrid.verify_sync(lambda sequences: [row + np.float32(0.005) for row in score(sequences)])
+    assert off["rollout/probe_gap_mean"] == pytest.approx(0.005, rel=0.05), "beyond the tolerance, but not far"
+    with pytest.raises(RuntimeError, match="accepted 0.01"):
+        hybrid.verify_sync(lambda sequences: [row + np.float32(0.02) for row in score(sequences)])
     with pytest.raises(RuntimeError, match="mean log-prob gap 0.01"):
         hybrid.verify(lambda sequences: [row + np.float32(0.01) for row in score(sequences)], rows)
     with pytest.raises(RuntimeError, match="inf"):

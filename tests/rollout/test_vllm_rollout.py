@@ -187,7 +187,7 @@ def check_update(name: str) -> None:
     train_a_little(model, seed=7)
     hybrid.mark_updated()
     metrics = hybrid.begin_rollout()
-    assert metrics["perf/weight_sync/tensors"] > 20 and metrics["timing_s/weight_sync"] > 0
+    assert metrics["perf/weight_sync/tensors"] > 20 and metrics["timing_rollout_s/weight_sync"] > 0
     after = [result.response_ids.tolist() for result in sorted_results(engine, batch)]
     assert after != before
     assert after == [tiny.greedy_tokens(model, request.prompt_ids, 24) for request in batch]

@@ -19,6 +19,7 @@ from verl.utils.lr_schedule import warmup_steps
 from verl.utils.model import compute_position_id_with_mask, create_random_mask, update_model_config
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
+from verl.workers.skipped_batch import keep_skipped
 
 
 def _factors(make, steps: int) -> list[float]:
@@ -210,11 +211,35 @@ def test_a_good_step_resets_the_count_of_bad_ones() -> None:
     guard = GuardedOptimizer(weight, torch.optim.SGD(weight.parameters(), lr=0.1), grad_clip=1.0)
     for bad in (True, True, False, True, True):
         weight.weight.grad = torch.tensor([[float("nan") if bad else 2.0]])
-        norm, taken = guard.step(torch.tensor(1.0))
+        kept = []
+        norm, taken = guard.step(torch.tensor(1.0), on_skip=lambda: kept.append("batch"))  # noqa: B023
         assert taken is not bad
+        assert kept == ["batch"] * bad
     assert guard.skipped_steps == 4
     assert torch.isfinite(weight.weight).all()
     assert weight.weight.grad is None
+
+
+def test_a_skipped_mini_batch_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prompts = np.empty(3, dtype=object)
+    prompts[:] = [np.arange(n, dtype=np.int32) for n in (1, 2, 3)]
+    data = DataProto.from_dict(
+        tensors={"advantages": torch.tensor([[1.0], [float("nan")], [3.0]]), "mini_batch": torch.tensor([0, 4, 4])},
+        non_tensors={"prompt_ids": prompts},
+        meta_info={"temperature": 1.0, "global_steps": 7, "skipped_dir": str(tmp_path / "nonfinite")},
+    )
+    path = keep_skipped(data, np.array([1, 2]), "actor")
+    assert path == tmp_path / "nonfinite" / "step_7_actor_mini_4_rank_0.pt"
+    kept = torch.load(path, weights_only=False)
+    assert kept["tensors"]["advantages"][:, 0].isnan().tolist() == [True, False]
+    assert [len(ids) for ids in kept["columns"]["prompt_ids"]] == [2, 3]
+    assert kept["meta"]["temperature"] == 1.0
+
+    data.meta_info["skipped_dir"] = str(path)  # a file: no folder can be made there
+    assert keep_skipped(data, np.array([0]), "actor") is None
+    assert "could not be kept" in caplog.text
+    del data.meta_info["skipped_dir"]
+    assert keep_skipped(data, np.array([0]), "actor") is None
 
 
 def test_schema_of_the_sft_yaml_has_every_key(tmp_path: Path) -> None:

@@ -210,8 +210,16 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_rollout(self) -> dict[str, float]:
-        """Weights into the engine, memory to it; returns timings and the memory ledger."""
-        return self.hybrid.begin_rollout()
+        """Weights into the engine, memory to it; returns timings and the memory ledger.
+
+        Weights that travelled are probed at once, see ``HybridEngine.verify_sync``: ``rollout/probe_gap_mean``.
+        """
+        metrics = self.hybrid.begin_rollout()
+        if metrics["perf/weight_sync/tensors"]:
+            started = time.perf_counter()
+            metrics |= self.hybrid.verify_sync(self._score)
+            metrics["timing_rollout_s/probe"] = time.perf_counter() - started
+        return metrics
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def end_rollout(self) -> dict[str, float]:

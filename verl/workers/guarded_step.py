@@ -31,20 +31,19 @@ class GuardedOptimizer:
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         grad_clip: float,
-        on_skip: Callable[[], None] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self.grad_clip = grad_clip
-        self.on_skip = on_skip
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
 
-    def step(self, loss: torch.Tensor) -> tuple[float, bool]:
+    def step(self, loss: torch.Tensor, on_skip: Callable[[], None] | None = None) -> tuple[float, bool]:
         """One optimiser step on the gradients at hand, which are dropped afterwards.
 
         Args:
             loss: 0-dim, the mini-batch loss, the same on all ranks.
+            on_skip: called if the step is skipped, before an error is raised.
 
         Returns:
             ``(gradient norm before clipping, whether the step was taken)``.
@@ -60,16 +59,16 @@ class GuardedOptimizer:
             self.optimizer.step()
             self._skipped_in_a_row = 0
         else:
-            self._skip(loss_value, norm_value)
+            self._skip(loss_value, norm_value, on_skip)
         self.optimizer.zero_grad(set_to_none=True)
         return norm_value, finite
 
-    def _skip(self, loss: float, norm: float) -> None:
+    def _skip(self, loss: float, norm: float, on_skip: Callable[[], None] | None) -> None:
         self.skipped_steps += 1
         self._skipped_in_a_row += 1
         logger.warning("optimiser step skipped: loss %s, gradient norm %s", loss, norm)
-        if self.on_skip is not None:
-            self.on_skip()
+        if on_skip is not None:
+            on_skip()
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise RuntimeError(
                 f"{self._skipped_in_a_row} optimiser steps in a row had a non-finite loss or gradient "

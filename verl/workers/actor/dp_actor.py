@@ -24,6 +24,7 @@ from verl.utils.fsdp_utils import decoder_layers, reshard
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
+from verl.workers.skipped_batch import keep_skipped
 from verl.workers.update_loop import (
     MetricSums,
     MicroBatch,
@@ -143,7 +144,7 @@ class DataParallelPPOActor(BasePPOActor):
             (loss * dist.get_world_size()).backward()  # FSDP averages gradients over ranks
             total += loss.detach()
         dist.all_reduce(total)
-        norm, _ = self.guard.step(total)
+        norm, _ = self.guard.step(total, on_skip=lambda: keep_skipped(data, members, "actor"))
         sums.end_step(actor__grad_norm=norm)
 
     def _micro_loss(

@@ -22,6 +22,7 @@ from verl.utils.fsdp_utils import decoder_layers, reshard
 from verl.workers.critic.base import BasePPOCritic
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
+from verl.workers.skipped_batch import keep_skipped
 from verl.workers.update_loop import (
     MetricSums,
     MicroBatch,
@@ -110,7 +111,7 @@ class DataParallelPPOCritic(BasePPOCritic):
             (loss * dist.get_world_size()).backward()  # FSDP averages gradients over ranks
             total += loss.detach()
         dist.all_reduce(total)
-        norm, _ = self.guard.step(total)
+        norm, _ = self.guard.step(total, on_skip=lambda: keep_skipped(data, members, "critic"))
         sums.end_step(critic__grad_norm=norm)
 
     def _micro_loss(self, micro: MicroBatch, normalizer: LossNormalizer, sums: MetricSums) -> torch.Tensor:

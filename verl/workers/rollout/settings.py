@@ -135,17 +135,18 @@ def engine_settings(
     )
 
 
-def sampling_settings(rollout: Any, validate: bool = False) -> SamplingSettings:
+def sampling_settings(rollout: Any, validate: bool = False, do_sample: bool = True) -> SamplingSettings:
     """How the config asks responses to be drawn: `rollout.*`, or `rollout.val_kwargs.*` when validating.
 
-    `do_sample=False` is greedy decoding whatever the temperature says. Keys added with a plus go to the engine's
-    sampling parameters by their name.
+    `do_sample=False`, there or from the caller, is greedy decoding whatever the temperature says. Keys added with a
+    plus go to the engine's sampling parameters by their name; those of `rollout` hold in validation too.
     """
     source = rollout.val_kwargs if validate else rollout
+    sample = do_sample and source.do_sample
     return SamplingSettings(
-        temperature=float(source.temperature) if source.do_sample else 0.0,
-        top_p=float(source.top_p) if source.do_sample else 1.0,
-        top_k=int(source.top_k) if source.do_sample else -1,
+        temperature=float(source.temperature) if sample else 0.0,
+        top_p=float(source.top_p) if sample else 1.0,
+        top_k=int(source.top_k) if sample else -1,
         max_tokens=rollout.response_length,
         ignore_eos=rollout.ignore_eos,
         extra={**rollout.extra, **source.extra},

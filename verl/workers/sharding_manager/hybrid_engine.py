@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 ScoreFn = Callable[[list[np.ndarray]], list[np.ndarray]]
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}  # mean gap of log-probs, nats
+_SYNC_SLACK = 10.0  # tolerances; beyond them the probe of a running training stops it
 _PROBE_ROWS, _PROBE_PROMPT, _PROBE_RESPONSE = 4, 16, 48
 
 
@@ -71,8 +72,8 @@ class HybridEngine:
     def begin_rollout(self) -> dict[str, float]:
         """Give the engine its memory and the current weights.
 
-        Returns `timing_s/weight_sync` (seconds, the whole call), `perf/weight_sync/tensors` (0 if nothing had to
-        travel) and the memory ledger before and after.
+        Returns `timing_rollout_s/weight_sync` (seconds, the whole call), `perf/weight_sync/tensors` (0 if nothing had
+        to travel) and the memory ledger before and after.
         """
         assert not self.rolling_out, "begin_rollout called twice"
         started = time.perf_counter()
@@ -91,27 +92,29 @@ class HybridEngine:
             self.engine.reset_prefix_cache()
         metrics.update(memory_ledger(self.device, "rollout"))
         metrics["perf/weight_sync/tensors"] = float(len(plan))
-        metrics["timing_s/weight_sync"] = time.perf_counter() - started
+        metrics["timing_rollout_s/weight_sync"] = time.perf_counter() - started
         return metrics
 
     def end_rollout(self) -> dict[str, float]:
-        """Take the memory back for training. Returns `timing_s/engine_sleep` and the memory ledger after."""
+        """Take the memory back for training. Returns `timing_rollout_s/engine_sleep` and the memory ledger after."""
         assert self.rolling_out, "end_rollout without begin_rollout"
         started = time.perf_counter()
         self._sleep()
         set_rng_state(self._trainer_rng)
         self._trainer_rng = None
         metrics = memory_ledger(self.device, "after_rollout")
-        metrics["timing_s/engine_sleep"] = time.perf_counter() - started
+        metrics["timing_rollout_s/engine_sleep"] = time.perf_counter() - started
         return metrics
 
-    def verify(self, score_fn: ScoreFn, sequences: Sequence[np.ndarray] | None = None) -> dict[str, float]:
+    def verify(
+        self, score_fn: ScoreFn, sequences: Sequence[np.ndarray] | None = None, slack: float = 1.0
+    ) -> dict[str, float]:
         """Compare the trainer's log-probs with the engine's, between begin_rollout and end_rollout.
 
         score_fn: token id arrays to arrays of the log-probs, at temperature 1, of tokens 1.. given their prefix.
         sequences: what to score; None lets the engine sample a few from random prompts, which also compares the
         log-probs that come with sampled tokens. Returns `rollout/probe_gap_mean` and `..._max` in nats, the largest
-        over ranks. Raises RuntimeError on all ranks if the mean gap is beyond the tolerance on one.
+        over ranks. Raises RuntimeError on all ranks if the mean gap is beyond `slack` tolerances on one.
         """
         assert self.rolling_out, "verify needs begin_rollout"
         gaps: list[np.ndarray] = []
@@ -125,10 +128,22 @@ class HybridEngine:
         gaps += [ours - theirs for ours, theirs in zip(trainer, self.engine.score(sequences))]
         gap = np.abs(np.concatenate(gaps))
         mean, largest = self._largest_over_ranks(float(gap.mean()), float(gap.max()))
-        if not mean <= self.tolerance:  # also catches NaN
-            raise RuntimeError(_advice(mean, largest, self.tolerance, self.dtype))
-        logger.info("log-probs of trainer and engine differ by %.2g on average, %.2g at most", mean, largest)
+        if not mean <= slack * self.tolerance:  # also catches NaN
+            raise RuntimeError(_advice(mean, largest, slack * self.tolerance, self.dtype))
+        logger.debug("log-probs of trainer and engine differ by %.2g on average, %.2g at most", mean, largest)
         return {"rollout/probe_gap_mean": mean, "rollout/probe_gap_max": largest}
+
+    def verify_sync(self, score_fn: ScoreFn) -> dict[str, float]:
+        """`verify` as it is cheap enough for every sync: both sides score a few fixed sequences, nothing is sampled.
+
+        Training moves the weights to where rounding may be larger than at the start, so only a gap far beyond the
+        tolerance raises.
+        """
+        vocabulary = self.engine.hf_config.get_text_config().vocab_size
+        length = max(2, min(_PROBE_PROMPT + _PROBE_RESPONSE, self.engine.settings.max_model_len - 1))
+        draw = np.random.default_rng(0)
+        sequences = list(draw.integers(vocabulary, size=(_PROBE_ROWS, length), dtype=np.int32))
+        return self.verify(score_fn, sequences, slack=_SYNC_SLACK)
 
     def _sample_probe(self) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
         config, limit = self.engine.hf_config, self.engine.settings.max_model_len
