@@ -12,7 +12,9 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.trainer_checkpoint import write_atomically
 from verl.trainer.ppo.validation import Sample, choose_samples
 
-_EXTRA_COLUMNS = ("uid", "traj_uid", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason")
+_EXTRA_COLUMNS = (
+    "uid", "traj_uid", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason"
+)  # fmt: skip
 
 
 def write_rollout(folder: str | None, rows: DataProto, tokenizer: Any, step: int) -> None:

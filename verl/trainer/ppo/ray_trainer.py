@@ -377,7 +377,7 @@ class RayPPOTrainer:
         if folder is None:
             return
         state = load_state(folder)
-        if state.split_digest != self._split_digest():
+        if state.split_digest not in (None, self._split_digest()):
             logger.warning(
                 "the checkpoint was made on the task split %s, this run has %s: scores before and after do not compare",
                 state.split_digest,

@@ -52,7 +52,9 @@ def load_reward_manager(
     custom = get_custom_reward_fn(config)
     if custom is not None:
         reward_kwargs["compute_score"] = custom
-    return EpisodeRewardManager(tokenizer=tokenizer, num_examine=num_examine, normalize_by_length=False, **reward_kwargs)
+    return EpisodeRewardManager(
+        tokenizer=tokenizer, num_examine=num_examine, normalize_by_length=False, **reward_kwargs
+    )
 
 
 def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -23,8 +23,8 @@ class _Interrupt(BaseException):
 class TerminationGuard:
     """Turns SIGTERM and SIGINT into an orderly stop.
 
-    Inside ``interruptible()`` the step is dropped at once, since nothing has been learnt from it yet; elsewhere (update,
-    saving, validation) the signal waits until that is done. A second signal ends the process the usual way.
+    Inside ``interruptible()`` the step is dropped at once, since nothing has been learnt from it yet; elsewhere
+    (update, saving, validation) the signal waits until that is done. A second signal ends the process the usual way.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,90 @@
+"""The trainer's batches: what a checkpoint remembers of the data loader when the step it belongs to is dropped."""
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from verl.trainer.main_ppo import create_rl_sampler
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+STEPS = 8  # of three batches an epoch
+
+
+def make_trainer(shuffle: bool, step: int = 0) -> RayPPOTrainer:
+    trainer = object.__new__(RayPPOTrainer)
+    data = [{"row": i} for i in range(7)]
+    sampler = create_rl_sampler(SimpleNamespace(shuffle=shuffle, seed=5), data)
+    trainer.train_dataloader = StatefulDataLoader(
+        data,
+        batch_size=2,
+        drop_last=True,
+        sampler=sampler,
+        collate_fn=lambda rows: {"row": torch.tensor([row["row"] for row in rows])},
+    )
+    trainer.envs, trainer.kl_ctrl_in_reward = SimpleNamespace(split_digest="abc"), None
+    trainer.global_steps, trainer.total_training_steps = step, STEPS
+    return trainer
+
+
+def play(trainer: RayPPOTrainer) -> list:
+    """(state before, rows) of every step until the last."""
+    steps = []
+    for state, shell in trainer._batches():
+        trainer.global_steps += 1
+        steps.append((copy.deepcopy(state), shell.batch["row"].tolist()))
+    return steps
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_dropped_step_is_the_first_of_the_resumed_run(shuffle):
+    whole = play(make_trainer(shuffle))
+    rows = [rows for _, rows in whole]
+    assert len(rows) == STEPS
+    for number, (state, _) in enumerate(whole):
+        assert state.global_step == number
+        assert state.split_digest == "abc"
+        resumed = make_trainer(shuffle, state.global_step)
+        resumed.train_dataloader.load_state_dict(state.dataloader)
+        assert [rows for _, rows in play(resumed)] == rows[number:]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_trackers_end_on_every_way_out(fails, tmp_path, monkeypatch):
+    trainer = make_trainer(shuffle=False)
+    ended = []
+    monkeypatch.setattr(trainer, "_load_checkpoint", lambda: setattr(trainer, "_tracker_state", {}), raising=False)
+    tracker = SimpleNamespace(finish=lambda: ended.append(True), log=lambda values, step: None)
+    monkeypatch.setattr("verl.trainer.ppo.ray_trainer.Tracking.for_run", lambda *args, **options: tracker)
+    trainer.run_dir, trainer.val_envs = tmp_path, object()
+    trainer.config = SimpleNamespace(trainer=SimpleNamespace(val_before_train=True, val_only=True))
+    trainer._verify_weight_sync = lambda: None
+
+    def validate() -> dict[str, float]:
+        if fails:
+            raise RuntimeError("no episode came through")
+        return {"val/success_rate": 1.0}
+
+    trainer._validate = validate
+    if fails:
+        with pytest.raises(RuntimeError, match="no episode"):
+            trainer.fit()
+    else:
+        assert trainer.fit() == {"val/success_rate": 1.0}
+    assert ended == [True]
+    assert '"abc"' in (tmp_path / "split.json").read_text()
+
+
+def test_what_does_not_end_hides_nothing(caplog):
+    trainer, ended = make_trainer(shuffle=False), []
+
+    def broken() -> None:
+        raise RuntimeError("already gone")
+
+    trainer.envs, trainer.worker_group = SimpleNamespace(close=broken), SimpleNamespace(shutdown=lambda: ended.append(1))
+    trainer.shutdown()
+    assert ended == [1]
+    assert "already gone" in caplog.text
