@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.convert import to_dataclass
 from verl.trainer.config.errors import ConfigError, nearest, unknown_key_message
+from verl.trainer.config.failure import failure_report
 from verl.trainer.config.schema import PPOTrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 CONFIG_DIR = Path(__file__).resolve().parent
 CONFIG_NAME = "ppo_trainer"
 PRESET_GROUP = "preset"
-EXIT_CONFIG = 2
+EXIT_FAILED, EXIT_CONFIG = 1, 2
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     sys.argv = [
         sys.argv[0],
         *passed,
-        *_hydra_defaults(run, options.overrides),
+        *_hydra_defaults(run, options.overrides, str(composition.config.trainer.run_dir)),
         *composition.overrides,
         *_search_path_override(folder),
     ]
@@ -308,6 +309,10 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
             return run(config)
         except ConfigError as error:
             return _end_with(error)
+        except Exception as error:  # Hydra would hide where it came from
+            sys.stderr.write(failure_report(error))
+            sys.stderr.flush()
+            sys.exit(EXIT_FAILED)
 
     hydra.main(version_base=None, config_path=str(folder), config_name=options.config_name)(task)()
 
@@ -338,10 +343,11 @@ def _without_option(arguments: Sequence[str], *names: str) -> list[str]:
     return kept
 
 
-def _hydra_defaults(run: Callable[..., Any], overrides: Sequence[str]) -> list[str]:
+def _hydra_defaults(run: Callable[..., Any], overrides: Sequence[str], run_dir: str) -> list[str]:
     """Hydra's own record and log go to the run folder, unless the user says otherwise."""
+    home = os.path.expanduser("~")
     wanted = {
-        "hydra.run.dir": "${trainer.run_dir}",
+        "hydra.run.dir": f"'{home}{run_dir[1:]}'" if run_dir.startswith("~/") else "${trainer.run_dir}",
         "hydra.job.name": Path(run.__code__.co_filename).stem,
     }
     given = {one.lstrip("+").split("=", 1)[0] for one in overrides}

@@ -1,0 +1,68 @@
+"""How a failed run ends: exit code 1, one traceback, a last line that says it all, nothing of Hydra's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl.trainer.config.compose import compose
+from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.failure import failure_report
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY = """
+from verl.trainer.config import compose, failure, hydra_main
+compose._check = lambda composition: None
+
+@hydra_main
+def main(config):
+    raise KeyError("lost")
+
+main()
+"""
+
+
+class RemoteError(RuntimeError):
+    """As the error of a worker: a first line with role, rank and method, and the traceback from over there."""
+
+    remote_traceback = "Traceback (over there)\n  line 3"
+
+
+def test_a_workers_error_shows_its_own_traceback_once() -> None:
+    try:
+        raise RemoteError("actor rank 1 failed in init_model: OSError: gone\n--- traceback ---\nline 3")
+    except RemoteError as error:
+        report = failure_report(error)
+    assert report.count("line 3") == 1
+    assert report.endswith("The run failed: actor rank 1 failed in init_model: OSError: gone\n")
+    assert __file__ not in report
+
+
+def test_a_users_mistake_is_one_line_and_ours_has_a_traceback() -> None:
+    config = compose(["preset=embedded"]).config
+    config.trainer.total_epochs = "many"
+    with pytest.raises(ValueError) as mistake:
+        to_dataclass(config)
+    assert failure_report(mistake.value).count("\n") == str(mistake.value).count("\n") + 1
+    with pytest.raises(ValueError) as foreign:
+        int("x")
+    assert "Traceback" in failure_report(foreign.value)
+
+
+def test_the_entry_point_ends_with_code_one_and_the_run_folder_may_be_in_the_home_folder(tmp_path: Path) -> None:
+    script = tmp_path / "entry.py"
+    script.write_text(ENTRY, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    command = [sys.executable, str(script), "preset=embedded", "trainer.run_dir='~/runs/a'"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("The run failed: KeyError: 'lost'")
+    assert done.stderr.count("Traceback") == 1
+    assert "HYDRA_FULL_ERROR" not in done.stderr
+    assert (tmp_path / "runs" / "a" / "entry.log").is_file()

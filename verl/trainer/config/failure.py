@@ -1,0 +1,38 @@
+"""What a person reads when a run has failed: the traceback once, and a last line that says it all."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+PRODUCT = Path(__file__).resolve().parents[3]
+_PACKAGES = tuple(str(PRODUCT / name) for name in ("verl", "agent_system", "gigpo", "examples"))
+
+
+def failure_report(error: BaseException) -> str:
+    """The text for standard error.
+
+    An error of a worker carries the traceback from over there, which stands for the driver's. A ``ValueError`` that the
+    product raised is about what the user gave: its message names the key, and no traceback is shown. Anything else
+    comes with the driver's traceback. Errors are told apart by their attributes, since Ray is not imported here.
+    """
+    remote = getattr(error, "remote_traceback", None)
+    if remote is not None:  # a WorkerError: its first line has role, rank and method
+        return _joined(remote, str(error).splitlines()[0])
+    cause = getattr(error, "cause", None)
+    if type(error).__module__.startswith("ray.") and isinstance(cause, BaseException):  # raised in another Ray actor
+        return _joined(str(error), f"{type(cause).__name__}: {cause}")
+    line = f"{type(error).__name__}: {error}"
+    if isinstance(error, ValueError) and _raised_by_us(error.__traceback__):
+        return _joined("", line)
+    return _joined("".join(traceback.format_exception(error)), line)
+
+
+def _joined(trace: str, line: str) -> str:
+    return (trace.rstrip() + "\n\n" if trace.strip() else "") + f"The run failed: {line}\n"
+
+
+def _raised_by_us(trace: TracebackType | None) -> bool:
+    frames = traceback.extract_tb(trace)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGES) and "site-packages" not in frames[-1].filename
