@@ -6,7 +6,7 @@
     python examples/data_preprocess/webshop_data.py generate data/webshop --num-products 10000 --seed 1
 
 A set is three files: items_shuffle_1000.json, items_ins_v2_1000.json and items_human_ins.json, or with --full the ones
-without "_1000". Interrupted downloads go on where they stopped. The README says where people get the files.
+without "_1000". Interrupted downloads go on where they stopped. Where people get the files: docs/webshop.md.
 
 Training reads the folder with env.webshop.data_dir=data/webshop (and env.webshop.use_small=false for the full set).
 """
