@@ -94,7 +94,10 @@ def create_worker_groups(
     }
     if use_critic:
         classes["critic"] = RayClassWithInitArgs(
-            cls=role_worker_mapping[Role.Critic], config=config.critic, device=device
+            cls=role_worker_mapping[Role.Critic],
+            config=config.critic,
+            device=device,
+            response_length=config.data.max_response_length,
         )
     pools.create_resource_pool()
     root = RayWorkerGroup(
