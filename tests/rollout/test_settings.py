@@ -38,6 +38,11 @@ def test_contradictory_sizes_name_their_key(changes: dict, words: str) -> None:
         engine_settings(tiny.rollout_config(**changes), "model", device="cpu")
 
 
+def test_the_hf_engine_counts_as_one_rank_whatever_the_tensor_parallel_size() -> None:
+    config = tiny.rollout_config(name="hf", tensor_model_parallel_size=2)
+    assert engine_settings(config, "model", device="cpu", world_size=3).tensor_parallel_size == 1
+
+
 @pytest.mark.parametrize(("name", "words"), [("sglang", "one process"), ("trt", "choose one of vllm, hf")])
 def test_unknown_engines_list_the_known_ones(name: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

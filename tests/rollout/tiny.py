@@ -118,7 +118,9 @@ def rollout_config(**changes: Any) -> SimpleNamespace:
         "extra": {},
     }
     assert set(changes) <= set(values)
-    return SimpleNamespace(**{**values, **changes})
+    values.update(changes)
+    ranks = values["tensor_model_parallel_size"] if values["name"] == "vllm" else 1
+    return SimpleNamespace(**values, ranks_per_engine=ranks)
 
 
 class Ranks:

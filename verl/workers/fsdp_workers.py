@@ -237,7 +237,7 @@ class ActorRolloutRefWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def rollout_layout(self) -> tuple[int, int]:
         """``(replica, rank within its tensor-parallel group)``."""
-        return divmod(dist.get_rank(), self.config.rollout.tensor_model_parallel_size)
+        return divmod(dist.get_rank(), self.config.rollout.ranks_per_engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def rollout_stats(self) -> dict[str, float]:

@@ -69,7 +69,7 @@ def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
 
 def _engines(config: PPOTrainerConfig) -> str:
     rollout = config.actor_rollout_ref.rollout
-    size = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+    size = rollout.ranks_per_engine
     return f"{config.world_size // max(size, 1)} x {rollout.name} with tensor parallel {size}"
 
 
@@ -164,7 +164,7 @@ def memory_phases(config: PPOTrainerConfig, shape: ModelShape) -> Iterator[tuple
     reference = 0.0
     if config.uses_reference and not main.ref.fsdp_config.param_offload and main.model.lora_rank == 0:
         reference = shape.parameters * _BYTES[main.ref.fsdp_config.model_dtype] / ranks / _GIB
-    tensor_parallel = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+    tensor_parallel = rollout.ranks_per_engine
     engine_dtype = (
         rollout.dtype if rollout.dtype != "auto" else ("float32" if config.trainer.device == "cpu" else "bf16")
     )

@@ -99,7 +99,7 @@ def engine_settings(
             f"{_KEY}.max_model_len={max_model_len} is smaller than prompt_length + response_length = {longest}; "
             "raise it, leave it null, or lower data.max_prompt_length / data.max_response_length"
         )
-    tensor_parallel = rollout.tensor_model_parallel_size
+    tensor_parallel = rollout.ranks_per_engine
     if tensor_parallel < 1 or world_size % tensor_parallel:
         raise ValueError(
             f"{_KEY}.tensor_model_parallel_size={tensor_parallel} does not divide the {world_size} rank(s) of this job "

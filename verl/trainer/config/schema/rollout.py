@@ -77,3 +77,8 @@ class RolloutConfig(ConfigNode):
     engine_kwargs: EngineKwargsConfig
     val_kwargs: ValSamplingConfig
     multi_turn: MultiTurnConfig
+
+    @property
+    def ranks_per_engine(self) -> int:
+        """Ranks that share an engine: ``tensor_model_parallel_size`` with vLLM, 1 with transformers."""
+        return self.tensor_model_parallel_size if self.name == "vllm" else 1
