@@ -10,7 +10,9 @@ import pytest
 
 from verl.trainer.config import ConfigError, compose_config, default_config, to_dataclass, validate
 from verl.trainer.config.convert import known_keys
+from verl.trainer.config.derived import derived_lines
 from verl.trainer.config.machine import resolve_device, visible_gpus
+from verl.trainer.config.names import ENVIRONMENTS
 from verl.trainer.config.notices import NO_EFFECT, notices
 from verl.trainer.config.validate_files import local_folder, package_folder
 
@@ -29,6 +31,7 @@ def sound(tmp_path_factory) -> list[str]:
         f"actor_rollout_ref.model.path={folder}/model",
         "data.train_batch_size=16",
         "data.val_batch_size=8",
+        "env.env_name=Webshop",
         "trainer.device=cpu",
         "trainer.n_gpus_per_node=2",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
@@ -82,7 +85,18 @@ RULES = [
     (["algorithm.adv_estimator=grpo_passk"], "use env.rollout.n=2 or more"),
     ([f"{ACTOR}.policy_loss.loss_mode=gspoo"], "did you mean gspo?"),
     (["trainer.logger=[console,wandbb]"], "trainer.logger has 'wandbb'"),
-    ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.do_sample=false"),
+    ([f"{ROLLOUT}.temperature=0"], "log-probabilities of an update are taken at it; use 1.0"),
+    ([f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.do_sample=false"], "has to be greater than 0"),
+    (["algorithm.adv_estimator=remax", "env.rollout.n=8"], "which the rollout does not play; use rloo"),
+    ([f"{ACTOR}.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
+    (["actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
+    (["critic.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
+    (["critic.ppo_mini_batch_size=64"], "leave critic.ppo_mini_batch_size out"),
+    (["data.gen_batch_size=8"], "use data.gen_batch_size=null"),
+    (["trainer.val_only=true", "trainer.val_before_train=false"], "use trainer.val_before_train=true"),
+    (["env.env_name=alfworld/AlfredTWEnv"],
+     "env.env_name=alfworld/AlfredTWEnv is not a known environment; there are webshop, such as env.env_name=Webshop"),
+    (["env.env_name=chess"], "goes into actor_rollout_ref.model.external_lib"),
     ([f"{ROLLOUT}.val_kwargs.do_sample=true"], "use 0.4"),
     ([f"{ROLLOUT}.top_p=0"], "has to lie in (0, 1]"),
     ([f"{ROLLOUT}.gpu_memory_utilization=1.5"], "has to lie in (0, 1]"),
@@ -130,7 +144,32 @@ def test_estimators_without_a_critic_need_none_of_its_settings(sound: list[str])
 
 
 def test_own_names_are_accepted_with_a_module_that_registers_them(sound: list[str]) -> None:
-    check(sound, "algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_module")
+    check(sound, "algorithm.adv_estimator=mine", "env.env_name=chess", "actor_rollout_ref.model.external_lib=my_module")
+
+
+def test_environment_names_are_those_that_are_registered() -> None:
+    pytest.importorskip("ray")
+    from agent_system.environments import env_manager, registry
+
+    shipped = [name for name, maker in registry._MAKERS.items() if maker.__module__ == env_manager.__name__]
+    assert list(ENVIRONMENTS) == shipped
+
+
+def test_the_hf_engine_counts_as_one_rank_per_engine(sound: list[str]) -> None:
+    hf = [*sound, f"{ROLLOUT}.name=hf", f"{ROLLOUT}.tensor_model_parallel_size=3"]
+    check(hf)
+    config = to_dataclass(compose_config(hf))
+    assert config.actor_rollout_ref.rollout.ranks_per_engine == 1
+    assert dict(derived_lines(config))["rollout engines"] == "2 x hf with tensor parallel 1"
+
+
+def test_settings_that_follow_the_actor_are_one_problem(sound: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(sound, f"{ACTOR}.ulysses_sequence_parallel_size=2")
+    assert "settings do not work" not in str(caught.value)
+    check(sound, f"{ACTOR}.ppo_mini_batch_size=64")
+    check(sound, "critic.ppo_mini_batch_size=64", "algorithm.adv_estimator=gigpo", "env.rollout.n=8")
+    check(sound, "data.gen_batch_size=16")
 
 
 def test_a_broken_parquet_file_is_named(sound: list[str], tmp_path: Path) -> None:
@@ -190,6 +229,15 @@ def test_settings_without_effect_are_said_once_with_what_replaces_them() -> None
                      "actor_rollout_ref.model.use_remove_padding (rows are always packed)"]
     known = set(known_keys()) | {"actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend"}
     assert set(NO_EFFECT) <= known
+
+
+def test_a_node_without_effect_names_the_keys_that_were_changed(sound: list[str]) -> None:
+    config = to_dataclass(compose_config(sound))  # its model path and what follows that are no change
+    assert notices(config) == []
+    (line,) = notices(default_config("reward_model.model.fsdp_config.fsdp_size=2", "env.search.topk=5", "critic.rollout_n=4"))
+    assert "reward_model.model.fsdp_config.fsdp_size (rewards" in line and "env.search.topk (no such" in line
+    assert "critic.rollout_n (the group size is env.rollout.n)" in line and line.count("(") == 3
+    assert notices(default_config("env.search.topk=5", "actor_rollout_ref.model.external_lib=mine")) == []
 
 
 def test_other_notices() -> None:

@@ -12,5 +12,6 @@ ADV_ESTIMATORS = (
     "reinforce_plus_plus_baseline",
 )
 GROUP_ESTIMATORS = ("grpo", "grpo_passk", "gigpo", "hgpo", "rloo", "reinforce_plus_plus_baseline")
+ENVIRONMENTS = ("webshop",)
 POLICY_LOSSES = ("vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "gpg")
 TRACKERS = ("console", "wandb", "tensorboard", "mlflow", "swanlab", "clearml", "vemlp_wandb")

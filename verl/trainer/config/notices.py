@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl.trainer.config.schema import PPOTrainerConfig
 
@@ -14,6 +16,10 @@ _PACKED = "rows are always packed"
 _CHUNKED = "log-probabilities are computed in chunks"
 _BLOCKS = "an FSDP unit is a transformer block"
 _CHAT = "environments render the prompts"
+_TEXT = "models read text only"
+_BUFFERS = "buffers keep their dtype"
+_REWARD = "rewards come from the environment"
+_OWN_ENVIRONMENT = "no such environment ships; one of your own may read it"
 
 NO_EFFECT: dict[str, str] = {
     "data.tokenizer": "the tokenizer is the model's",
@@ -21,6 +27,11 @@ NO_EFFECT: dict[str, str] = {
     "data.return_raw_chat": "the chat is always kept",
     "data.return_full_prompt": _CHAT,
     "data.need_tools_kwargs": "tools belong to the environment",
+    "data.reward_fn_key": "the source of a row is its column data_source",
+    "data.image_key": _TEXT,
+    "data.video_key": _TEXT,
+    "data.filter_overlong_prompts_workers": "prompts are measured in the driver",
+    "data.trust_remote_code": "the tokenizer follows actor_rollout_ref.model.trust_remote_code",
     "data.filter_prompts": "use data.filter_overlong_prompts",
     "data.chat_template_func": "use data.apply_chat_template_kwargs",
     "actor_rollout_ref.model.enable_activation_offload": "use enable_gradient_checkpointing",
@@ -33,9 +44,12 @@ NO_EFFECT: dict[str, str] = {
     "actor_rollout_ref.ref.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": _BLOCKS,
     "critic.model.fsdp_config.wrap_policy.min_num_params": _BLOCKS,
     "critic.model.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": _BLOCKS,
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype": _BUFFERS,
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision.buffer_dtype": _BUFFERS,
+    "critic.model.fsdp_config.mixed_precision.buffer_dtype": _BUFFERS,
+    "critic.rollout_n": "the group size is env.rollout.n",
     "trainer.validation_data_dir": "validation results are in trainer.run_dir",
     "trainer.max_critic_ckpt_to_keep": "checkpoints are kept whole; use trainer.max_actor_ckpt_to_keep",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "a sequence stays on one rank; use use_dynamic_bsz",
     "actor_rollout_ref.rollout.mode": "episodes always run without a turn barrier",
     "actor_rollout_ref.rollout.chat_scheduler": "the loop is agent_system.multi_turn_rollout",
     "actor_rollout_ref.rollout.use_fire_sampling": "use temperature",
@@ -48,17 +62,36 @@ NO_EFFECT: dict[str, str] = {
     "actor_rollout_ref.rollout.multi_turn.format": "the tokenizer's chat template is used",
     "critic.model.enable_activation_offload": "use critic.model.enable_gradient_checkpointing",
     "critic.model.use_remove_padding": _PACKED,
-    "critic.ulysses_sequence_parallel_size": "a sequence stays on one rank; use critic.use_dynamic_bsz",
-    "reward_model.launch_reward_fn_async": "rewards come from the environment",
-    "reward_model.sandbox_fusion.url": "use custom_reward_function",
-    "reward_model.sandbox_fusion.max_concurrent": "use custom_reward_function",
+    "reward_model.strategy": _REWARD,
+    "reward_model.model": _REWARD,
+    "reward_model.micro_batch_size": _REWARD,
+    "reward_model.micro_batch_size_per_gpu": _REWARD,
+    "reward_model.max_length": _REWARD,
+    "reward_model.ulysses_sequence_parallel_size": _REWARD,
+    "reward_model.use_dynamic_bsz": _REWARD,
+    "reward_model.forward_max_token_len_per_gpu": _REWARD,
+    "reward_model.launch_reward_fn_async": _REWARD,
+    "reward_model.sandbox_fusion": "use custom_reward_function",
+    "env.alfworld": _OWN_ENVIRONMENT,
+    "env.search": _OWN_ENVIRONMENT,
+    "env.sokoban": _OWN_ENVIRONMENT,
 }
+"""Why a key, or every key of a node, has no effect."""
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def notices(config: PPOTrainerConfig) -> list[str]:
     """What is worth saying about a configuration that can run, one line each."""
     lines = []
-    ignored = [f"{key} ({instead})" for key, instead in NO_EFFECT.items() if _changed(config, key)]
+    own_environment = config.actor_rollout_ref.model.external_lib is not None
+    ignored = [
+        f"{key} ({instead})"
+        for node, instead in NO_EFFECT.items()
+        if not (own_environment and instead == _OWN_ENVIRONMENT)
+        for key in _leaves(node)
+        if _changed(config, key)
+    ]
     if ignored:
         lines.append("Settings without effect here: " + "; ".join(ignored))
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -69,8 +102,8 @@ def notices(config: PPOTrainerConfig) -> list[str]:
         lines.append("actor_rollout_ref.actor.clip_ratio counts only where clip_ratio_low or clip_ratio_high is null")
     if rollout.name == "hf" and rollout.tensor_model_parallel_size > 1:
         lines.append(
-            "actor_rollout_ref.rollout.tensor_model_parallel_size has no effect with rollout.name=hf: each "
-            "rank has an engine of its own"
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size} has no effect "
+            "with rollout.name=hf and counts as 1: each rank has an engine of its own"
         )
     if config.env.rollout.n == 1 and config.algorithm.adv_estimator in ("grpo", "gigpo", "hgpo", "rloo"):
         lines.append(
@@ -81,7 +114,20 @@ def notices(config: PPOTrainerConfig) -> list[str]:
 
 
 def _changed(config: PPOTrainerConfig, key: str) -> bool:
-    return _value(config, key) != _defaults(key)
+    """Whether the value differs from the default; a key that follows another by default is compared with that one."""
+    default = _default(key)
+    followed = _REFERENCE.fullmatch(default) if isinstance(default, str) else None
+    return _value(config, key) != (_value(config, followed[1]) if followed else default)
+
+
+def _leaves(key: str) -> Iterator[str]:
+    """The keys below a node; a key that is no node is its own."""
+    default = _default(key)
+    if isinstance(default, dict) and default:
+        for name in default:
+            yield from _leaves(f"{key}.{name}")
+    else:
+        yield key
 
 
 def _value(config: PPOTrainerConfig, key: str) -> Any:
@@ -92,11 +138,12 @@ def _value(config: PPOTrainerConfig, key: str) -> Any:
 
 
 @functools.cache
-def _default_tree() -> DictConfig:
-    tree = OmegaConf.load(Path(__file__).with_name("ppo_trainer.yaml"))
-    assert isinstance(tree, DictConfig)
+def _default_tree() -> dict[str, Any]:
+    tree = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("ppo_trainer.yaml")), resolve=False)
+    assert isinstance(tree, dict)
     return tree
 
 
-def _defaults(key: str) -> Any:
-    return OmegaConf.select(_default_tree(), key)
+def _default(key: str) -> Any:
+    """The value in ``ppo_trainer.yaml``, references to other keys as they are written."""
+    return functools.reduce(lambda node, part: node[part], key.split("."), _default_tree())

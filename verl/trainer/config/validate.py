@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from verl.trainer.config import machine
 from verl.trainer.config.errors import ConfigError, nearest
-from verl.trainer.config.names import ADV_ESTIMATORS, POLICY_LOSSES, TRACKERS
+from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSES, TRACKERS
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
@@ -62,7 +62,26 @@ def check_support(config: PPOTrainerConfig) -> Iterator[str]:
             f"env.rollout.n={main.rollout.n}"
         )
     if config.reward_model.enable:
-        yield "reward_model.enable=true is not possible here: rewards come from the environment; use false"
+        yield (
+            "reward_model.enable=true is not possible here: there is no reward model worker, rewards come from the "
+            "environment; use false, and custom_reward_function.path for a reward of your own"
+        )
+    if config.algorithm.adv_estimator == "remax":
+        yield (
+            "algorithm.adv_estimator=remax cannot run: its baseline is a greedy episode of the same task, which the "
+            "rollout does not play; use rloo or reinforce_plus_plus_baseline with env.rollout.n=8"
+        )
+    for key, size in (
+        (f"{_ACTOR}.ulysses_sequence_parallel_size", main.actor.ulysses_sequence_parallel_size),
+        (f"{_REF}.ulysses_sequence_parallel_size", main.ref.ulysses_sequence_parallel_size),
+        ("critic.ulysses_sequence_parallel_size", config.critic.ulysses_sequence_parallel_size),
+    ):
+        follows = key.startswith(_REF) and size == main.actor.ulysses_sequence_parallel_size
+        if size != 1 and not follows:
+            yield (
+                f"{key}={size} is not possible here: every sequence stays on one rank; use 1, and use_dynamic_bsz=true "
+                "or enable_gradient_checkpointing=true where long sequences need the memory"
+            )
     if config.reward_model.reward_manager != "episode":
         yield (
             f"reward_model.reward_manager={config.reward_model.reward_manager} is not possible here; use episode, or "
@@ -81,7 +100,7 @@ def check_support(config: PPOTrainerConfig) -> Iterator[str]:
 
 
 def check_names(config: PPOTrainerConfig) -> Iterator[str]:
-    """Names of estimators, losses and trackers; with ``external_lib`` they may be the user's own."""
+    """Names of estimators, losses, environments and trackers; with ``external_lib`` they may be the user's own."""
     own = config.actor_rollout_ref.model.external_lib is not None
     chosen = [
         ("algorithm.adv_estimator", config.algorithm.adv_estimator, ADV_ESTIMATORS),
@@ -96,6 +115,13 @@ def check_names(config: PPOTrainerConfig) -> Iterator[str]:
                 + f"There are {', '.join(known)}; a module that registers one of your own goes into "
                 "actor_rollout_ref.model.external_lib"
             )
+    # the registry's rule: a name means an environment that is part of it, in any case
+    if not own and not any(name in config.env.env_name.lower() for name in ENVIRONMENTS):
+        yield (
+            f"env.env_name={config.env.env_name} is not a known environment; there are {', '.join(ENVIRONMENTS)}, such "
+            "as env.env_name=Webshop; a module that registers one of your own goes into "
+            "actor_rollout_ref.model.external_lib"
+        )
     loggers = config.trainer.logger
     for name in [loggers] if isinstance(loggers, str) else loggers:
         if name not in TRACKERS:
@@ -121,6 +147,11 @@ def check_batch(config: PPOTrainerConfig) -> Iterator[str]:
             (f"{_ROLLOUT}.val_kwargs.n", config.actor_rollout_ref.rollout.val_kwargs.n),
         ]
     )
+    if data.gen_batch_size not in (None, data.train_batch_size):
+        yield (
+            f"data.gen_batch_size={data.gen_batch_size} differs from data.train_batch_size={data.train_batch_size}, "
+            "which is the number of tasks played per step; use data.gen_batch_size=null"
+        )
     if data.val_batch_size is None:
         yield (
             "data.val_batch_size=null: set it to the number of validation environments that run at a time, such as "
@@ -150,12 +181,12 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
     key = f"{_ROLLOUT}.tensor_model_parallel_size"
     if size < 1:
         yield f"{key}={size} has to be at least 1"
-    elif rollout.name == "vllm" and size > ranks:
+    elif rollout.ranks_per_engine > ranks:
         yield (
             f"{key}={size} needs {size} ranks, but there are {ranks} "
             f"(trainer.nnodes*trainer.n_gpus_per_node); use {key}={ranks}"
         )
-    elif rollout.name == "vllm" and trainer.n_gpus_per_node >= 1 and trainer.n_gpus_per_node % size:
+    elif trainer.n_gpus_per_node >= 1 and trainer.n_gpus_per_node % rollout.ranks_per_engine:
         fits = [one for one in range(1, trainer.n_gpus_per_node + 1) if trainer.n_gpus_per_node % one == 0]
         yield (
             f"{key}={size} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}; use one of "
@@ -170,9 +201,10 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
                 "preset=embedded for a run that fits a machine without one"
             )
         elif trainer.n_gpus_per_node > gpus:
+            fitting = math.gcd(gpus, max(rollout.ranks_per_engine, 1))
             yield (
                 f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine shows {gpus} GPU(s); use "
-                f"trainer.n_gpus_per_node={gpus} and {key}={math.gcd(gpus, max(size, 1))}"
+                f"trainer.n_gpus_per_node={gpus}" + (f" and {key}={fitting}" if rollout.name == "vllm" else "")
             )
 
 
@@ -234,6 +266,12 @@ def check_mini_batch(config: PPOTrainerConfig) -> Iterator[str]:
                 f"{node}.ppo_micro_batch_size_per_gpu instead"
             )
         yield from at_least([(f"{node}.ppo_epochs", values.ppo_epochs)])
+    if config.uses_critic and critic.ppo_mini_batch_size != actor.ppo_mini_batch_size:
+        yield (
+            f"critic.ppo_mini_batch_size={critic.ppo_mini_batch_size} differs from {_ACTOR}.ppo_mini_batch_size="
+            f"{actor.ppo_mini_batch_size}: actor and critic take their steps on the same mini-batches; leave "
+            "critic.ppo_mini_batch_size out"
+        )
 
 
 def check_lengths(config: PPOTrainerConfig) -> Iterator[str]:

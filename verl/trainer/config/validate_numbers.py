@@ -49,12 +49,18 @@ def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
 def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:
     """Sampling and the engine's limits."""
     rollout = config.actor_rollout_ref.rollout
-    for node, values, usual in ((_ROLLOUT, rollout, 1.0), (f"{_ROLLOUT}.val_kwargs", rollout.val_kwargs, 0.4)):
-        if values.do_sample and values.temperature <= 0:
-            yield (
-                f"{node}.temperature={values.temperature:g} has to be greater than 0 to sample; use {usual}, or "
-                f"{node}.do_sample=false"
-            )
+    validation = rollout.val_kwargs
+    if rollout.temperature <= 0:
+        yield (
+            f"{_ROLLOUT}.temperature={rollout.temperature:g} has to be greater than 0: the log-probabilities of an "
+            f"update are taken at it; use 1.0, and {_ROLLOUT}.do_sample=false for greedy episodes"
+        )
+    if validation.do_sample and validation.temperature <= 0:
+        yield (
+            f"{_ROLLOUT}.val_kwargs.temperature={validation.temperature:g} has to be greater than 0 to sample; use "
+            f"0.4, or {_ROLLOUT}.val_kwargs.do_sample=false"
+        )
+    for node, values in ((_ROLLOUT, rollout), (f"{_ROLLOUT}.val_kwargs", validation)):
         if not 0 < values.top_p <= 1:
             yield f"{node}.top_p={values.top_p:g} has to lie in (0, 1]"
         if values.top_k < 1 and values.top_k not in (-1, 0):
@@ -101,6 +107,11 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             ("ray_init.num_cpus", config.ray_init.num_cpus),
         ]
     )
+    if trainer.val_only and not trainer.val_before_train:
+        yield (
+            "trainer.val_only=true with trainer.val_before_train=false would validate nothing; use "
+            "trainer.val_before_train=true, or trainer.val_only=false to train"
+        )
     if trainer.resume_mode == "resume_path":
         path = trainer.resume_from_path
         if path is None or "global_step_" not in path:
