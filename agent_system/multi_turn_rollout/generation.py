@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import ray
 
-from verl.workers.rollout.base import RolloutRequest
+from verl.workers.rollout.base import RolloutRequest, RolloutResult
 
 
 @runtime_checkable
@@ -26,6 +26,10 @@ class GenerationClient(Protocol):
         ...
 
     def submit(self, replica: int, requests: Sequence[RolloutRequest], max_steps: int) -> ray.ObjectRef: ...
+
+    def receive(self, call: ray.ObjectRef) -> list[RolloutResult]:
+        """The results of a call of ``submit`` that is ready; raises what went wrong in the engine."""
+        ...
 
     def check(self) -> None:
         """Raises what went wrong in ranks whose replies nobody waits for."""
@@ -58,10 +62,13 @@ class WorkerGroupClient:
         self._followers.extend(refs[1:])
         return refs[0]
 
+    def receive(self, call: ray.ObjectRef) -> list[RolloutResult]:
+        return self._worker_group.get(call, method="rollout_step")
+
     def check(self) -> None:
         if self._followers:
             ready, self._followers = ray.wait(self._followers, num_returns=len(self._followers), timeout=0)
-            ray.get(ready)
+            self._worker_group.get(ready, method="rollout_step")
 
 
 def as_generation_client(source: Any) -> GenerationClient:

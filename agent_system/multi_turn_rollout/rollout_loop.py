@@ -19,6 +19,7 @@ from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
 from agent_system.multi_turn_rollout.rows import build_rows
 from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
 from verl.protocol import DataProto
+from verl.single_controller.ray import WorkerError
 from verl.workers.rollout.settings import sampling_settings
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class TrajectoryCollector:
         """Runs ``loop``; engines that still answer are left as after a rollout when it is broken off."""
         try:
             return loop.run()
-        except (RayError, TimeoutError):
+        except (RayError, WorkerError, TimeoutError):
             raise
         except BaseException:
             client.end()

@@ -108,7 +108,7 @@ class ReplicaScheduler:
         """Results of a call that is ready; an engine's error is raised here."""
         number = self._by_call.pop(call)
         replica = self._replicas[number]
-        results: list[RolloutResult] = ray.get(call)
+        results = self._client.receive(call)
         replica.call = None
         replica.idle_since = time.perf_counter()
         replica.last_slice_s = replica.idle_since - replica.submitted_at

@@ -100,6 +100,9 @@ class ActorClient:
         self.calls.append((replica, len(requests), max_steps))
         return self.actors[replica].rollout_step.remote(list(requests), max_steps)
 
+    def receive(self, call: ray.ObjectRef) -> list[RolloutResult]:
+        return ray.get(call)
+
     def check(self) -> None:
         pass
 

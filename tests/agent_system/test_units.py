@@ -144,16 +144,19 @@ class FakeGroup:
         self.calls.append((ranks, method, args))
         return [f"ref{rank}" for rank in ranks]
 
+    def get(self, refs, method):
+        return f"{method} {refs}"
+
 
 def test_every_rank_of_a_replica_gets_the_call_and_its_first_answers(monkeypatch):
     monkeypatch.setattr("ray.wait", lambda refs, num_returns, timeout: ([], refs))
-    monkeypatch.setattr("ray.get", lambda refs: [])
     group = FakeGroup()
     client = as_generation_client(group)
     assert isinstance(client, WorkerGroupClient)
     assert client.num_replicas == 2
     assert client.begin() == {"timing_rollout_s/weight_sync": 0.3, "perf/memory_gb/rollout/free": 1.0}
     assert client.submit(1, ["request"], 16) == "ref2"
+    assert client.receive("ref2") == "rollout_step ref2"
     assert group.calls == [([2, 3], "rollout_step", (["request"], 16))]
     assert as_generation_client(client) is client
 

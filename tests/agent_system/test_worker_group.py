@@ -7,6 +7,7 @@ from support import make_config, policy, shopper, toy_manager
 from test_rollout import assert_same_rows, roll_out
 from worker_ranks import ScriptedRank
 
+from verl.single_controller.ray import WorkerError
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -36,5 +37,5 @@ def test_all_ranks_of_a_replica_take_the_same_steps(ranks):
 def test_a_rank_that_fails_ends_the_run(ranks):
     ranks.break_rank(1)
     config = make_config()
-    with pytest.raises(RuntimeError, match="rank 1 is out of memory"):
+    with pytest.raises(WorkerError, match="rank 1 failed in rollout_step.*: RuntimeError: rank 1 is out of memory"):
         roll_out(config, ranks, toy_manager(config))
