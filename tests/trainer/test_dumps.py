@@ -1,0 +1,53 @@
+"""What a run writes for people: the split beside the scores, folders in the home folder, custom reward files there."""
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.ppo import dumps
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_scores_name_the_split_of_their_tasks(tmp_path):
+    dumps.write_validation(tmp_path, {"goal-1": 1.0}, {"val/success_rate": 1.0}, 5, "00ff")
+    dumps.write_split(tmp_path, "00ff")
+    assert json.loads((tmp_path / "validation" / "5.json").read_text())["split_digest"] == "00ff"
+    assert json.loads((tmp_path / "split.json").read_text()) == {"split_digest": "00ff"}
+    dumps.write_split(tmp_path / "other", None)
+    assert not (tmp_path / "other").exists()
+
+
+def test_rollouts_go_to_the_home_folder(home):
+    prompts = np.empty(1, dtype=object)
+    prompts[0] = np.array([7], dtype=np.int32)
+    rows = DataProto.from_dict(
+        tensors={
+            "responses": torch.tensor([[3, 0]]),
+            "response_mask": torch.tensor([[1, 0]]),
+            "token_level_scores": torch.tensor([[2.0, 0.0]]),
+        },
+        non_tensors={"prompt_ids": prompts},
+    )
+    tokenizer = SimpleNamespace(batch_decode=lambda sequences: [str(ids) for ids in sequences])
+    dumps.write_rollout("~/rollouts", rows, tokenizer, 3)
+    line = json.loads((home / "rollouts" / "3.jsonl").read_text())
+    assert (line["input"], line["output"], line["score"]) == ("[7]", "[3]", 2.0)
+
+
+def test_a_reward_function_may_lie_in_the_home_folder(home):
+    (home / "mine.py").write_text("def score(**columns):\n    return 4.0\n")
+    config = SimpleNamespace(
+        custom_reward_function=SimpleNamespace(path="~/mine.py", name="score", reward_kwargs={}, extra={})
+    )
+    assert get_custom_reward_fn(config)() == 4.0
