@@ -66,9 +66,10 @@ def worker_env_vars(config: PPOTrainerConfig) -> dict[str, str]:
     env = {
         "TOKENIZERS_PARALLELISM": "true",
         "NCCL_DEBUG": "WARN",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if config.trainer.device == "cpu":

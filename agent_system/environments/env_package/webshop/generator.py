@@ -157,7 +157,7 @@ def _iter_generated(num_products: int, seed: int) -> Iterator[GeneratedProduct]:
 
 
 class _AsinSequence:
-    """Unique ids in an order of the seed's own; the first ``SMALL_CATALOGUE`` are made of the common heads and tails."""
+    """Unique ids in an order of the seed's own; the first ``SMALL_CATALOGUE`` are of the common heads and tails."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(f"asin/{seed}")

@@ -247,7 +247,7 @@ _MIDDLES = "en or al in er is an el"
 _ENDS = "vale fox crest well wick ton ridge field bay more stead lane mark dale wood line"
 BRAND_STARTS, BRAND_MIDDLES, BRAND_ENDS = tuple(_STARTS.split()), tuple(_MIDDLES.split()), tuple(_ENDS.split())
 
-# A product id is "B0", a head and a tail of four letters each. The first CODE_HEADS * CODE_TAILS products of a catalogue
+# A product id is "B0", a head and a tail of four letters each. The first CODE_HEADS * CODE_TAILS products of a shop
 # share few heads and tails, so that a small tokenizer spends two tokens on an id and a small model learns to copy it.
 CODE_HEADS, CODE_TAILS = 100, 20
 
