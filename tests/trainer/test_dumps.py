@@ -21,11 +21,7 @@ def home(tmp_path, monkeypatch):
 
 def test_scores_name_the_split_of_their_tasks(tmp_path):
     dumps.write_validation(tmp_path, {"goal-1": 1.0}, {"val/success_rate": 1.0}, 5, "00ff")
-    dumps.write_split(tmp_path, "00ff")
     assert json.loads((tmp_path / "validation" / "5.json").read_text())["split_digest"] == "00ff"
-    assert json.loads((tmp_path / "split.json").read_text()) == {"split_digest": "00ff"}
-    dumps.write_split(tmp_path / "other", None)
-    assert not (tmp_path / "other").exists()
 
 
 def test_rollouts_go_to_the_home_folder(home):

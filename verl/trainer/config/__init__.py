@@ -6,7 +6,7 @@ Neither torch nor Ray is imported here, so a mistake is answered in a second.
 from verl.trainer.config.compose import CONFIG_DIR, compose_config, default_config, hydra_main
 from verl.trainer.config.convert import node_from_dict, to_dataclass
 from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.prepare import prepare_config
+from verl.trainer.config.prepare import pin_split, prepare_config
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate import validate
 
@@ -18,6 +18,7 @@ __all__ = [
     "default_config",
     "hydra_main",
     "node_from_dict",
+    "pin_split",
     "prepare_config",
     "to_dataclass",
     "validate",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig
 
 from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import resolve_device
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate import notices, validate
@@ -35,6 +37,24 @@ def prepare_config(config: DictConfig) -> PPOTrainerConfig:
         logger.warning(line)
     logger.info("kept as %s", write_resolved(text, typed.trainer.run_dir))
     return typed
+
+
+def pin_split(config: PPOTrainerConfig, digest: str | None) -> PPOTrainerConfig:
+    """The configuration with the digest of the tasks' split in it, kept in the run folder; None changes nothing.
+
+    Raises:
+        ConfigError: ``env.split_digest`` names another split: scores would not compare.
+    """
+    if digest is None:
+        return config
+    if config.env.split_digest not in (None, digest):
+        raise ConfigError(
+            f"env.split_digest={config.env.split_digest}, but the tasks here are split as {digest}: data or "
+            "env.webshop keys differ from the run this configuration is of; restore them, or set env.split_digest=null"
+        )
+    pinned = replace(config, env=replace(config.env, split_digest=digest))
+    write_resolved(to_yaml(pinned), pinned.trainer.run_dir)
+    return pinned
 
 
 def to_yaml(config: PPOTrainerConfig) -> str:

@@ -42,12 +42,6 @@ def write_validation(
     _write_json(run_dir / "validation" / f"{step}.json", content)
 
 
-def write_split(run_dir: Path, split_digest: str | None) -> None:
-    """``{run_dir}/split.json``: names the split of the tasks; nothing for environments that have none."""
-    if split_digest is not None:
-        _write_json(run_dir / "split.json", {"split_digest": split_digest})
-
-
 def samples(rows: DataProto, tokenizer: Any, count: int) -> list[Sample]:
     """``count`` steps of the validation episodes, the same ones every time (none for 0)."""
     if count <= 0:

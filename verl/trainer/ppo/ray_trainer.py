@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from gigpo.core_gigpo import compute_step_discounted_returns
 from verl.protocol import DataProto
-from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.config import PPOTrainerConfig, pin_split
 from verl.trainer.ppo import dumps
 from verl.trainer.ppo.advantage import (
     AdvantageEstimator,
@@ -153,7 +153,7 @@ class RayPPOTrainer:
     def fit(self) -> dict[str, float]:
         """Train until ``total_training_steps``; returns the metrics of the last validation (empty without one)."""
         self._load_checkpoint()
-        dumps.write_split(self.run_dir, self._split_digest())
+        self.config = pin_split(self.config, self._split_digest())
         self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
         try:
             return self._train()

@@ -76,6 +76,7 @@ class EnvConfig(ConfigNode):
 
     env_name: str
     seed: int
+    split_digest: str | None
     max_steps: int
     history_length: int
     max_prompt_chars: int
