@@ -14,10 +14,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    ray.init(num_cpus=4, include_dashboard=False, address="local", logging_level="WARNING")
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        ray.init(num_cpus=4, include_dashboard=False, address="local", logging_level="WARNING")
+        yield
+        ray.shutdown()

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from agent_system.environments.env_package.webshop.json_stream import DataFileError, iter_array, iter_object
 from agent_system.environments.env_package.webshop.records import NO_ATTRIBUTES, LoadReport, Product, read_products
+from agent_system.environments.env_package.webshop.sources import join_by_asin
 
 __all__ = ["DownloadError", "FolderReport", "check_folder", "download", "file_sha256"]
 
@@ -242,10 +243,8 @@ def check_folder(
     attributes = dict(iter_object(attributes_path))
     human = dict(iter_object(human_path))
     load = LoadReport()
-    records = iter_array(products_path)
-    products = read_products(
-        records, attributes, human, num_products=num_products, source=str(products_path), report=load
-    )
+    entries = join_by_asin(iter_array(products_path), attributes, human)
+    products = read_products(entries, num_products=num_products, source=str(products_path), report=load)
     asins = _count_products(report, tqdm(products, desc="checking", unit=" products", disable=None))
     report.skipped = dict(load.skipped.most_common())
     report.repairs = {reason: count for reason, count in load.repaired.most_common() if count}
