@@ -22,3 +22,5 @@ def local_ray() -> Iterator[None]:
         ray.init(num_cpus=4, include_dashboard=False, address="local", logging_level="WARNING")
         yield
         ray.shutdown()
+        if "support" in sys.modules:
+            sys.modules["support"].forget_actors()

@@ -111,6 +111,11 @@ class ActorClient:
 
 
 _ACTORS: list[Any] = []
+
+
+def forget_actors() -> None:
+    """The Ray they lived in has ended."""
+    _ACTORS.clear()
 _POOLS: dict[Any, SessionPool] = {}
 
 
