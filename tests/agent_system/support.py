@@ -111,12 +111,13 @@ class ActorClient:
 
 
 _ACTORS: list[Any] = []
+_POOLS: dict[Any, SessionPool] = {}
 
 
 def forget_actors() -> None:
     """The Ray they lived in has ended."""
     _ACTORS.clear()
-_POOLS: dict[Any, SessionPool] = {}
+    _POOLS.clear()
 
 
 def policy(script: Callable[[str, int], str], replicas: int = 1, step_s: float = 0.0) -> ActorClient:
