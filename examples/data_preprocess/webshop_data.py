@@ -117,8 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parsed = _parser().parse_args(arguments)
     try:
+        if parsed.num_products is not None and parsed.num_products < 1:
+            raise ValueError(f"--num-products={parsed.num_products} has to be at least 1")
         parsed.action(parsed)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         logger.error("%s", error)
         return 1
     return 0

@@ -60,6 +60,16 @@ def test_damage_names_file_and_record(text: str, where: str, tmp_path: Path) -> 
         list(iter_array(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("[" + "9" * 6000 + "]", "record 0: .*digits"), ("[" * 200_000, "record 0: nested too deeply")]
+)
+def test_values_that_python_cannot_hold_are_damage(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "items.json"
+    path.write_text(text)
+    with pytest.raises(DataFileError, match=said):
+        list(iter_array(path))
+
+
 def test_damage_names_the_entry(tmp_path: Path) -> None:
     path = tmp_path / "ins.json"
     path.write_text('{"B01": {"attributes": []}, "B02": {"attributes": [}}')

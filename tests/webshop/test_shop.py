@@ -121,6 +121,18 @@ def test_tolerant_reading_skips_what_has_no_id(record: object) -> None:
     assert any("asin seen before" in line for line in report.lines())
 
 
+def test_tolerant_reading_keeps_the_texts_of_an_instruction(cache_dir: Path) -> None:
+    wanted = [None, 5, "soft", {}, ["x"]]
+    synthetic = {"attributes": ["soft"], "instruction": "find it", "instruction_attributes": wanted}
+    human = [{"instruction": "find it", "instruction_attributes": wanted}]
+    source = GivenProducts([RECORD], {RECORD["asin"]: synthetic}, {RECORD["asin"]: human})
+    catalogue = Catalogue.build(source, cache_dir, noun_source=LexiconNouns())
+    assert source.report.repaired["attribute of an instruction dropped"] == 8
+    for kind in (False, True):
+        goal = build_goals(catalogue, kind)[0]
+        assert list(goal.attributes) == ["soft"]
+
+
 @pytest.mark.parametrize(
     ("pricing", "tag"), [(12.5, "$12.5"), (7, "$7.0"), ("12.99", "$100.0"), ("$", "$100.0"), (True, "$100.0")]
 )

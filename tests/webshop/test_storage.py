@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import time
@@ -117,6 +118,18 @@ def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bad record"):
         open_or_build(tmp_path, "key", fail, 30, "a test")
     assert [p.name for p in tmp_path.iterdir()] == ["key.lock"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path) -> dict:
+        (folder / "half.npy").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ValueError, match="a test could not be built in env.webshop.cache_dir=.*No space left"):
+        open_or_build(tmp_path, "key", fail, 30, "a test")
+    assert [p.name for p in tmp_path.iterdir()] == ["key.lock"]
+    with FileLock(tmp_path / "key.lock", 1, "first"), pytest.raises(TimeoutError):
+        open_or_build(tmp_path, "key", fail, 0.1, "a test")
 
 
 def test_leftovers_of_a_killed_builder_are_removed(tmp_path: Path) -> None:

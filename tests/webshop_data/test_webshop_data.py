@@ -213,3 +213,7 @@ def test_the_command_line_from_fetch_to_catalogue(
     assert script.main(["fetch", str(folder), "--url", "x.json=http://a"]) == 1
     assert script.main(["generate", str(tmp_path / "made"), "--num-products", "5"]) == 0
     assert len(json.loads((tmp_path / "made" / generator.SMALL_FILES[0]).read_text("utf-8"))) == 5
+    assert script.main(["check", str(folder), "--num-products", "0"]) == 1
+    assert "--num-products=0 has to be at least 1" in caplog.text
+    assert script.main(["check", str(folder), "--json", str(tmp_path / "none" / "none" / "report.json")]) == 1
+    assert "No such file" in caplog.text

@@ -84,6 +84,10 @@ class _Reader:
                     continue
                 self._position = min(error.pos, len(self._text))
                 raise self.fail(error.msg) from error
+            except RecursionError:
+                raise self.fail("nested too deeply") from None
+            except ValueError as error:  # a number with thousands of digits
+                raise self.fail(str(error).partition(";")[0]) from error
             if len(self._text) - end <= 2 and self._more():  # a number may go on: "1" then "5", "1e+" then "5"
                 continue
             self._position = end

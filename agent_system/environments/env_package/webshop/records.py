@@ -217,9 +217,21 @@ def _repair_instruction(product: Product, report: LoadReport) -> None:
     if product.instruction is None:
         return
     attributes = product.instruction_attributes
-    if not isinstance(product.instruction, str) or not isinstance(attributes, list) or not attributes:
+    texts = _texts(attributes, "attribute of an instruction dropped", report)
+    if not isinstance(product.instruction, str) or not texts:
         report.repaired["synthetic instruction without attributes dropped"] += 1
         product.instruction, product.instruction_attributes = None, None
+    else:
+        product.instruction_attributes = texts
+
+
+def _texts(values: Any, dropped: str, report: LoadReport) -> list[str]:
+    """The texts of a list; anything else in it is counted as ``dropped``."""
+    items = values if isinstance(values, list) else []
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) < len(items):
+        report.repaired[dropped] += len(items) - len(texts)
+    return texts
 
 
 def _usable_instructions(human: Any, report: LoadReport) -> list[dict[str, Any]]:
@@ -227,11 +239,11 @@ def _usable_instructions(human: Any, report: LoadReport) -> list[dict[str, Any]]
     for item in human if isinstance(human, list) else []:
         if isinstance(item, dict) and isinstance(item.get("instruction"), str):
             options = item.get("instruction_options")
-            attributes = item.get("instruction_attributes")
+            texts = _texts(item.get("instruction_attributes"), "attribute of an instruction dropped", report)
             usable.append(
                 {
                     "instruction": item["instruction"],
-                    "instruction_attributes": attributes if isinstance(attributes, list) else [],
+                    "instruction_attributes": texts,
                     "instruction_options": options if isinstance(options, (list, dict)) else [],
                 }
             )

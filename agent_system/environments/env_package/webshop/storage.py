@@ -239,6 +239,19 @@ def open_or_build(
         raise ValueError(f"env.webshop.cache_dir={root} cannot be made ({error}); name a folder to write to") from error
     if not os.access(root, os.W_OK):
         raise ValueError(f"env.webshop.cache_dir={root} cannot be written to, and {what} is not built there yet")
+    try:
+        return _build_once(root, name, build, timeout, what)
+    except TimeoutError:
+        raise
+    except OSError as error:  # a full disk, above all
+        raise ValueError(f"{what} could not be built in env.webshop.cache_dir={root} ({error})") from error
+
+
+def _build_once(
+    root: Path, name: str, build: Callable[[Path], dict[str, Any]], timeout: float, what: str
+) -> tuple[Path, dict[str, Any]]:
+    """Build ``root/name`` under its lock, unless another process has done so meanwhile."""
+    folder = root / name
     with FileLock(root / f"{name}.lock", timeout, f"building {what}"):
         try:
             return folder, read_manifest(folder)
