@@ -37,8 +37,8 @@ recipe=(
     algorithm.gigpo.step_advantage_w=1.0
     algorithm.gigpo.mode=$mode
     algorithm.use_kl_in_reward=False
-    data.train_files=$data_dir/text/train.parquet
-    data.val_files=$data_dir/text/test.parquet
+    "data.train_files='$data_dir/text/train.parquet'"
+    "data.val_files='$data_dir/text/test.parquet'"
     data.filter_overlong_prompts=True
     actor_rollout_ref.actor.use_kl_loss=True
     actor_rollout_ref.actor.kl_loss_coef=0.01
@@ -108,7 +108,7 @@ fi
 
 # One parquet row a task, so that an epoch is one training step whatever data.train_batch_size is.
 for override in "$@"; do
-    if [[ "$override" =~ ^data\.train_batch_size=([0-9]+)$ ]]; then
+    if [[ "$override" =~ ^data\.train_batch_size=([1-9][0-9]{0,5})$ ]]; then
         train_data_size=${BASH_REMATCH[1]}
     fi
 done

@@ -36,6 +36,8 @@ from verl.trainer.config.schema import WebshopConfig
         ("trainer.device=gpu", "expects one of auto, cuda, cpu"),
         ("env.webshop=3", "env.webshop is a group of settings"),
         ("data.train_files=${nowhere}", "data.train_files"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "actor_rollout_ref.actor.optim.lr expects a number, got nan"),
+        ("added_keys=3", "added_keys expects a list"),
         ("env.sokoban.dim_room=6", "a list (a whole number each)"),
     ],
 )
@@ -89,6 +91,14 @@ def test_unknown_keys_in_a_file_are_refused(tmp_path) -> None:
     tree["env"]["max_stepz"] = 4
     with pytest.raises(ConfigError, match="did you mean env.max_steps"):
         to_dataclass(tree)
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"trainer:\n  a: 1\n b"])
+def test_a_damaged_file_is_named(content: bytes, tmp_path) -> None:
+    (tmp_path / "resolved_config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match="resolved_config.yaml") as caught:
+        compose_config([], tmp_path, "resolved_config")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_key_is_named() -> None:

@@ -124,3 +124,13 @@ def test_all_arguments_are_passed_on(tmp_path: Path) -> None:
     assert "training steps                               2" in done.stdout
     refused = run_script(tmp_path, "trainer.total_epoch=2")
     assert refused.returncode == 2 and "did you mean trainer.total_epochs?" in refused.stderr
+
+
+def test_a_home_folder_with_a_space_and_a_size_that_is_too_large(tmp_path: Path) -> None:
+    home = tmp_path / "my home"
+    home.mkdir()
+    done = run_script(tmp_path, HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    assert explained(done)["data.train_files"] == f"{home}/data/verl-agent/text/train.parquet"
+    refused = run_script(tmp_path, "data.train_batch_size=99999999999")
+    assert refused.returncode == 2 and "less than one batch" in refused.stderr

@@ -117,6 +117,12 @@ RULES = [
     (["data.train_batch_size=32"], "holds 16 rows, less than one batch of data.train_batch_size=32; write more with"),
     (["env.env_name=Webshop", "env.webshop.data_dir=/nowhere"], "null for the embedded catalogue"),
     (["custom_reward_function.path=/nowhere.py"], "there is no such file"),
+    (["env.env_name=Webshop", "env.webshop.num_products=0"], "env.webshop.num_products=0 has to be at least 1"),
+    (["env.env_name=Webshop", "env.webshop.limit_goals=0"], "env.webshop.limit_goals=0 has to be at least 1"),
+    (["env.env_name=Webshop", "env.webshop.validation_goals=-1"], "has to be at least 0"),
+    (["env.env_name=Webshop", "env.webshop.noun_source=/nowhere.json"], "the path of a JSON file"),
+    ([f"{ACTOR}.optim.lr=inf"], "has to be at least 0 and finite"),
+    (["trainer.run_dir=''"], "trainer.run_dir is empty"),
 ]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -144,7 +145,11 @@ def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) ->
 
 def _defaults_text(path: Path) -> str:
     """The defaults list of a YAML file as text; empty where it has none."""
-    found = re.search(r"^defaults:[^\n]*\n((?:[ \t#-][^\n]*\n|\n)*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error})") from error
+    found = re.search(r"^defaults:[^\n]*\n((?:[ \t#-][^\n]*\n|\n)*)", text, re.MULTILINE)
     return found.group(1) if found else ""
 
 
@@ -227,6 +232,8 @@ def _compose(folder: Path, config_name: str, overrides: Sequence[str]) -> DictCo
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base=None, job_name=config_name):
             return hydra.compose(config_name=config_name, overrides=[*taken, *_search_path_override(folder)])
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{folder / config_name}.yaml is no YAML file: " + " ".join(str(error).split())) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if error.__cause__ is not None else error
         lines = [line for line in (str(error), str(cause)) if line]

@@ -39,7 +39,10 @@ def to_dataclass(config: DictConfig | Mapping[str, Any]) -> PPOTrainerConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
-    added = [str(key) for key in plain.get("added_keys") or []]
+    listed = plain.get("added_keys") or []
+    if not isinstance(listed, list):
+        raise ConfigError(f"added_keys expects a list (text each), got {_show(listed)}")
+    added = [str(key) for key in listed]
     return node_from_dict(PPOTrainerConfig, plain, added_keys=added)
 
 
@@ -141,7 +144,7 @@ def _convert_leaf(value: Any, hint: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer():
             return int(value)
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # NaN is no setting
             return float(value)
     elif hint is str:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):

@@ -96,8 +96,11 @@ def _parquet_rows(path: Path) -> int:
 def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
     """Other files and folders that a setting names."""
     webshop = config.env.webshop
-    if "webshop" in config.env.env_name.lower() and webshop.data_dir is not None:
-        if not Path(webshop.data_dir).expanduser().is_dir():
+    if "webshop" in config.env.env_name.lower():
+        nouns = webshop.noun_source
+        if nouns not in ("auto", "lexicon", "spacy") and not Path(nouns).expanduser().is_file():
+            yield f"env.webshop.noun_source={nouns} has to be auto, lexicon, spacy or the path of a JSON file"
+        if webshop.data_dir is not None and not Path(webshop.data_dir).expanduser().is_dir():
             yield (
                 f"env.webshop.data_dir={webshop.data_dir}: there is no such folder; use the folder with the official "
                 "files, or null for the embedded catalogue"
@@ -113,5 +116,7 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
         if "global_step_" in trainer.resume_from_path and not Path(trainer.resume_from_path).expanduser().is_dir():
             yield f"trainer.resume_from_path={trainer.resume_from_path}: there is no such folder"
     for key, path in (("trainer.run_dir", trainer.run_dir), ("trainer.default_local_dir", trainer.default_local_dir)):
-        if Path(path).expanduser().is_file():
+        if not path:
+            yield f"{key} is empty; use a folder"
+        elif Path(path).expanduser().is_file():
             yield f"{key}={path} is a file; use a folder"

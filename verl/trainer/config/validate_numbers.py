@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from verl.trainer.config.schema import OptimConfig, PPOTrainerConfig
@@ -82,8 +83,8 @@ def check_optim(config: PPOTrainerConfig) -> Iterator[str]:
     if config.uses_critic:
         nodes.append(("critic.optim", config.critic.optim))
     for node, optim in nodes:
-        if optim.lr < 0:
-            yield f"{node}.lr={optim.lr:g} has to be at least 0"
+        if not 0 <= optim.lr < math.inf:
+            yield f"{node}.lr={optim.lr:g} has to be at least 0 and finite"
         if not 0 <= optim.lr_warmup_steps_ratio <= 1:
             yield f"{node}.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g} has to lie in [0, 1]"
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
@@ -107,6 +108,17 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             ("ray_init.num_cpus", config.ray_init.num_cpus),
         ]
     )
+    if "webshop" in env.env_name.lower():
+        shop = env.webshop
+        limit = None if shop.limit_goals == -1 else shop.limit_goals
+        yield from at_least([("env.webshop.num_products", shop.num_products), ("env.webshop.limit_goals", limit)])
+        yield from at_least(
+            [
+                ("env.webshop.validation_goals", shop.validation_goals),
+                ("env.webshop.build_timeout", shop.build_timeout),
+            ],
+            lowest=0,
+        )
     if trainer.val_only and not trainer.val_before_train:
         yield (
             "trainer.val_only=true with trainer.val_before_train=false would validate nothing; use "
