@@ -124,13 +124,14 @@ def test_tolerant_reading_skips_what_has_no_id(record: object) -> None:
 def test_tolerant_reading_keeps_the_texts_of_an_instruction(cache_dir: Path) -> None:
     wanted = [None, 5, "soft", {}, ["x"]]
     synthetic = {"attributes": ["soft"], "instruction": "find it", "instruction_attributes": wanted}
-    human = [{"instruction": "find it", "instruction_attributes": wanted}]
+    human = [{"instruction": "find it", "instruction_attributes": wanted, "instruction_options": wanted}]
     source = GivenProducts([RECORD], {RECORD["asin"]: synthetic}, {RECORD["asin"]: human})
     catalogue = Catalogue.build(source, cache_dir, noun_source=LexiconNouns())
     assert source.report.repaired["attribute of an instruction dropped"] == 8
     for kind in (False, True):
         goal = build_goals(catalogue, kind)[0]
         assert list(goal.attributes) == ["soft"]
+    assert goal.goal_options == ["soft"]
 
 
 @pytest.mark.parametrize(

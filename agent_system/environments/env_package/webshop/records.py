@@ -239,12 +239,14 @@ def _usable_instructions(human: Any, report: LoadReport) -> list[dict[str, Any]]
     for item in human if isinstance(human, list) else []:
         if isinstance(item, dict) and isinstance(item.get("instruction"), str):
             options = item.get("instruction_options")
+            if not isinstance(options, dict):
+                options = _texts(options, "option of an instruction dropped", report)
             texts = _texts(item.get("instruction_attributes"), "attribute of an instruction dropped", report)
             usable.append(
                 {
                     "instruction": item["instruction"],
                     "instruction_attributes": texts,
-                    "instruction_options": options if isinstance(options, (list, dict)) else [],
+                    "instruction_options": options,
                 }
             )
         else:
