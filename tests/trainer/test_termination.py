@@ -33,3 +33,18 @@ def test_handlers_are_put_back():
     with TerminationGuard():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_broke_because_of_the_interrupt_is_the_interrupt():
+    with TerminationGuard() as guard:
+        with guard.interruptible():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException as error:
+                raise SystemError("returned a result with an exception set") from error
+    assert guard.requested is signal.SIGTERM
+
+
+def test_other_errors_are_not_hidden():
+    with pytest.raises(RuntimeError, match="real"), TerminationGuard() as guard, guard.interruptible():
+        raise RuntimeError("a real one")

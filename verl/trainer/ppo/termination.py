@@ -20,6 +20,15 @@ class _Interrupt(BaseException):
     """Leaves the interruptible part of a step."""
 
 
+def _stems_from_interrupt(error: BaseException | None) -> bool:
+    """Whether the interrupt, or something that broke because of it (a call into C that it cut short), was raised."""
+    while error is not None:
+        if isinstance(error, _Interrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class TerminationGuard:
     """Turns SIGTERM and SIGINT into an orderly stop.
 
@@ -60,7 +69,9 @@ class TerminationGuard:
         self._may_interrupt = True
         try:
             yield
-        except _Interrupt:
+        except BaseException as error:
+            if not _stems_from_interrupt(error):
+                raise
             logger.info("the running step is dropped")
         finally:
             self._may_interrupt = False
