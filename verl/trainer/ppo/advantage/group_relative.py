@@ -158,13 +158,7 @@ def warn_of_ties_between_steps() -> None:
 def grpo(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """GRPO; Dr.GRPO with `norm_adv_by_std_in_grpo=False` and `actor.loss_agg_mode=seq-mean-token-sum-norm`."""
     return compute_grpo_outcome_advantage(
-        inputs.token_level_rewards,
-        inputs.response_mask,
-        inputs.index,
-        inputs.traj_index,
-        norm_adv_by_std_in_grpo=inputs.config.norm_adv_by_std_in_grpo,
-        compute_mean_std_cross_steps=inputs.config.compute_mean_std_cross_steps,
-        step_index=inputs.step_index,
+        **inputs.group_arguments(), norm_adv_by_std_in_grpo=inputs.config.norm_adv_by_std_in_grpo
     )
 
 
@@ -174,24 +168,11 @@ def grpo_passk(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
     if inputs.config.compute_mean_std_cross_steps and len(set(inputs.traj_index)) < len(inputs.traj_index):
         warn_of_ties_between_steps()
     return compute_grpo_passk_outcome_advantage(
-        inputs.token_level_rewards,
-        inputs.response_mask,
-        inputs.index,
-        inputs.traj_index,
-        norm_adv_by_std_in_grpo=inputs.config.norm_adv_by_std_in_grpo,
-        compute_mean_std_cross_steps=inputs.config.compute_mean_std_cross_steps,
-        step_index=inputs.step_index,
+        **inputs.group_arguments(), norm_adv_by_std_in_grpo=inputs.config.norm_adv_by_std_in_grpo
     )
 
 
 @register_adv_est(AdvantageEstimator.RLOO)
 def rloo(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """RLOO."""
-    return compute_rloo_outcome_advantage(
-        inputs.token_level_rewards,
-        inputs.response_mask,
-        inputs.index,
-        inputs.traj_index,
-        compute_mean_std_cross_steps=inputs.config.compute_mean_std_cross_steps,
-        step_index=inputs.step_index,
-    )
+    return compute_rloo_outcome_advantage(**inputs.group_arguments())

@@ -66,6 +66,17 @@ class AdvantageInputs:
         """(rows,) sum of each row's token rewards."""
         return self.token_level_rewards.sum(dim=-1)
 
+    def group_arguments(self) -> dict[str, Any]:
+        """What every estimator that compares rows of a group is called with, by name."""
+        return {
+            "token_level_rewards": self.token_level_rewards,
+            "response_mask": self.response_mask,
+            "index": self.index,
+            "traj_index": self.traj_index,
+            "compute_mean_std_cross_steps": self.config.compute_mean_std_cross_steps,
+            "step_index": self.step_index,
+        }
+
     def tensor(self, key: str, why: str) -> torch.Tensor:
         """Column `key` of the batch as a tensor.
 

@@ -90,14 +90,7 @@ def reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Te
 @register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE)
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """REINFORCE++-baseline."""
-    return compute_reinforce_plus_plus_baseline_outcome_advantage(
-        inputs.token_level_rewards,
-        inputs.response_mask,
-        inputs.index,
-        inputs.traj_index,
-        compute_mean_std_cross_steps=inputs.config.compute_mean_std_cross_steps,
-        step_index=inputs.step_index,
-    )
+    return compute_reinforce_plus_plus_baseline_outcome_advantage(**inputs.group_arguments())
 
 
 @register_adv_est(AdvantageEstimator.REMAX)
