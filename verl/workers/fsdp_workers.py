@@ -54,7 +54,31 @@ logger = logging.getLogger(__name__)
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
 
 
-class ActorRolloutRefWorker(Worker):
+class CheckpointedWorker(Worker):
+    """A role with weights of its own to save and load: ``state`` and ``checkpoints`` come with its ``init_model``."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        """Write model, optimiser, scheduler and random state to ``local_path``."""
+        with self.state.loaded(with_optimizer=True):
+            self.checkpoints.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        """Continue from what ``save_checkpoint`` wrote."""
+        with self.state.loaded(with_optimizer=True):
+            self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
+
+
+class ActorRolloutRefWorker(CheckpointedWorker):
     """The policy on one rank, in the roles it is given.
 
     Args:
@@ -283,24 +307,11 @@ class ActorRolloutRefWorker(Worker):
     # -- files and memory -------------------------------------------------------------------------------------------
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(
-        self,
-        local_path: str,
-        hdfs_path: str | None = None,
-        global_step: int = 0,
-        max_ckpt_to_keep: int | None = None,
-    ) -> None:
-        """Write model, optimiser, scheduler and random state to ``local_path``."""
-        with self.state.loaded(with_optimizer=True):
-            self.checkpoints.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
     ) -> None:
-        """Continue from what ``save_checkpoint`` wrote."""
-        with self.state.loaded(with_optimizer=True):
-            self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
+        """Continue from what ``save_checkpoint`` wrote; the engine gets the weights with the next rollout."""
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
         if self.is_rollout:
             self.hybrid.mark_updated()
 
@@ -310,7 +321,7 @@ class ActorRolloutRefWorker(Worker):
         return memory_ledger(self.device, "now")
 
 
-class CriticWorker(Worker):
+class CriticWorker(CheckpointedWorker):
     """The value network on one rank.
 
     Args:
@@ -380,25 +391,6 @@ class CriticWorker(Worker):
         self.scheduler.step()
         return DataProto(meta_info={"metrics": metrics})
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(
-        self,
-        local_path: str,
-        hdfs_path: str | None = None,
-        global_step: int = 0,
-        max_ckpt_to_keep: int | None = None,
-    ) -> None:
-        """Write model, optimiser, scheduler and random state to ``local_path``."""
-        with self.state.loaded(with_optimizer=True):
-            self.checkpoints.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(
-        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
-    ) -> None:
-        """Continue from what ``save_checkpoint`` wrote."""
-        with self.state.loaded(with_optimizer=True):
-            self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
 
 def _utilisation(
