@@ -6,29 +6,16 @@
 #   ENGINE=hf bash examples/gigpo_trainer/run_webshop.sh
 #
 # Every argument is an override; any key of verl/trainer/config/ppo_trainer.yaml can be given. explain=true prints all
-# values with their sources and the numbers that follow, and stops.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-ENGINE=${ENGINE:-vllm}                     # rollout engine: vllm or hf
-if [[ "${1:-}" == vllm || "${1:-}" == hf ]]; then
-    ENGINE=$1
-    shift
-fi
-
-python=python3
-if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
-    python=.venv/bin/python
-fi
-ulimit -u 65536 2>/dev/null || true        # Ray starts many processes
+# values with their sources and the numbers that follow, and stops. ENGINE is vllm (default) or hf.
+#
+# The other recipes start from these values and say what they change: docs/recipes.md.
+source "$(dirname "${BASH_SOURCE[0]}")/../webshop.sh"
 
 num_cpus_per_env_worker=0.1
 train_data_size=16                         # tasks per training step
 val_data_size=128                          # validation environments at a time
-val_tasks=256                              # validation tasks
 group_size=8                               # episodes per task
 mode=mean_norm                             # mean_norm | mean_std_norm
-data_dir=$HOME/data/verl-agent
 
 # The same on every machine: the algorithm, the penalty, the environment, the bookkeeping.
 recipe=(
@@ -45,7 +32,6 @@ recipe=(
     actor_rollout_ref.actor.kl_loss_type=low_var_kl
     actor_rollout_ref.actor.use_invalid_action_penalty=True
     actor_rollout_ref.actor.invalid_action_penalty_coef=0.1
-    actor_rollout_ref.rollout.name=$ENGINE
     actor_rollout_ref.rollout.val_kwargs.temperature=0.4
     actor_rollout_ref.rollout.val_kwargs.do_sample=True
     env.env_name=Webshop
@@ -59,60 +45,45 @@ recipe=(
     trainer.val_before_train=True
 )
 
-gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)
-if ((gpus > 0)); then
-    ranks=$((gpus < 2 ? gpus : 2))
-    if ((ranks < 2)); then
-        echo "run_webshop.sh: one GPU found, running on one instead of two."
-    fi
-    sizes=(
-        data.train_batch_size=$train_data_size
-        data.val_batch_size=$val_data_size
-        data.max_prompt_length=4096
-        data.max_response_length=512
-        data.truncation=error
-        data.return_raw_chat=True
-        actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct
-        actor_rollout_ref.model.use_remove_padding=True
-        actor_rollout_ref.model.enable_gradient_checkpointing=True
-        actor_rollout_ref.actor.optim.lr=1e-6
-        actor_rollout_ref.actor.ppo_mini_batch_size=64
-        actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
-        actor_rollout_ref.actor.fsdp_config.param_offload=False
-        actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-        actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
-        actor_rollout_ref.rollout.tensor_model_parallel_size=$ranks
-        actor_rollout_ref.rollout.gpu_memory_utilization=0.6
-        actor_rollout_ref.rollout.enable_chunked_prefill=False
-        actor_rollout_ref.rollout.enforce_eager=False
-        actor_rollout_ref.rollout.free_cache_engine=False
-        actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
-        actor_rollout_ref.ref.fsdp_config.param_offload=True
-        env.rollout.n=$group_size
-        trainer.experiment_name=gigpo_qwen2.5_1.5b
-        trainer.n_gpus_per_node=$ranks
-        trainer.total_epochs=150
-        trainer.save_freq=-1
-        trainer.test_freq=5
-    )
-else
-    echo "run_webshop.sh: no GPU found, running the embedded model on the CPU (preset=embedded)."
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-    val_tasks=128
-    train_data_size=8
-    sizes=(
-        preset=embedded
-        trainer.experiment_name=gigpo_embedded
-    )
-fi
+# With GPUs: two, or the one there is.
+gpu_val_tasks=256                          # validation tasks
+gpu=(
+    data.train_batch_size=$train_data_size
+    data.val_batch_size=$val_data_size
+    data.max_prompt_length=4096
+    data.max_response_length=512
+    data.truncation=error
+    data.return_raw_chat=True
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct
+    actor_rollout_ref.model.use_remove_padding=True
+    actor_rollout_ref.model.enable_gradient_checkpointing=True
+    actor_rollout_ref.actor.optim.lr=1e-6
+    actor_rollout_ref.actor.ppo_mini_batch_size=64
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
+    actor_rollout_ref.actor.fsdp_config.param_offload=False
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
+    actor_rollout_ref.rollout.tensor_model_parallel_size=$ranks
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+    actor_rollout_ref.rollout.enable_chunked_prefill=False
+    actor_rollout_ref.rollout.enforce_eager=False
+    actor_rollout_ref.rollout.free_cache_engine=False
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
+    actor_rollout_ref.ref.fsdp_config.param_offload=True
+    env.rollout.n=$group_size
+    trainer.experiment_name=gigpo_qwen2.5_1.5b
+    trainer.n_gpus_per_node=$ranks
+    trainer.total_epochs=150
+    trainer.save_freq=-1
+    trainer.test_freq=5
+)
 
-# One parquet row a task, so that an epoch is one training step whatever data.train_batch_size is.
-for override in "$@"; do
-    if [[ "$override" =~ ^data\.train_batch_size=([1-9][0-9]{0,5})$ ]]; then
-        train_data_size=${BASH_REMATCH[1]}
-    fi
-done
-"$python" -m examples.data_preprocess.prepare --mode text --local_dir "$data_dir" \
-    --train_data_size "$train_data_size" --val_data_size "$val_tasks"
+# Without one: the sizes of verl/trainer/config/preset/embedded.yaml.
+embedded_val_tasks=128
+embedded=(
+    preset=embedded
+    data.train_batch_size=8
+    trainer.experiment_name=gigpo_embedded
+)
 
-exec "$python" -m verl.trainer.main_ppo "${recipe[@]}" "${sizes[@]}" "$@"
+if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then train "$@"; fi

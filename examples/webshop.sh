@@ -1,0 +1,57 @@
+# What the WebShop recipes share beside values. They source this file; it does not run by itself.
+#
+# A recipe fills three arrays of overrides and calls `train "$@"`:
+#   recipe     for every machine
+#   gpu        for a machine with GPUs, $ranks of which are used
+#   embedded   for a machine without one
+# Later wins: `recipe`, then `gpu` or `embedded`, then the arguments of the command line.
+set -euo pipefail
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)
+ranks=$((gpus < 2 ? gpus : 2))
+data_dir=$HOME/data/verl-agent
+
+# train [vllm|hf] OVERRIDE...: writes the parquet files and becomes the training process.
+train() {
+    local engine=${ENGINE:-vllm}
+    if [[ "${1:-}" == vllm || "${1:-}" == hf ]]; then
+        engine=$1
+        shift
+    fi
+    cd "$repository"
+    local python=python3
+    if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
+        python=.venv/bin/python
+    fi
+    ulimit -u 65536 2>/dev/null || true    # Ray starts many processes
+
+    local script val_tasks
+    script=$(basename "$0")
+    local overrides=("actor_rollout_ref.rollout.name=$engine" "${recipe[@]}")
+    if ((gpus > 0)); then
+        if ((gpus == 1)); then
+            echo "$script: one GPU found, running on one instead of two."
+        fi
+        overrides+=("${gpu[@]}")
+        val_tasks=$gpu_val_tasks
+    else
+        echo "$script: no GPU found, running the embedded model on the CPU (preset=embedded)."
+        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+        overrides+=("${embedded[@]}")
+        val_tasks=$embedded_val_tasks
+    fi
+    overrides+=("$@")
+
+    # One parquet row a task, so that an epoch is one training step whatever data.train_batch_size is.
+    local override train_tasks=
+    for override in "${overrides[@]}"; do
+        if [[ "$override" =~ ^data\.train_batch_size=([1-9][0-9]{0,5})$ ]]; then
+            train_tasks=${BASH_REMATCH[1]}
+        fi
+    done
+    "$python" -m examples.data_preprocess.prepare --mode text --local_dir "$data_dir" \
+        --train_data_size "$train_tasks" --val_data_size "$val_tasks"
+
+    exec "$python" -m verl.trainer.main_ppo "${overrides[@]}"
+}
