@@ -1,12 +1,14 @@
 """Which replica gets a request, when requests join, and how long a slice is.
 
 An engine step that also prefills costs about twice a pure decode step, so requests join in bunches: what becomes ready
-while an engine works waits for the end of its slice. A slice is long when many requests run (a join costs much, and
-soon enough some answer is finished) and short when few do (they would wait for each other for nothing).
+while an engine works waits for the end of its slice. With answers of L tokens, slices of k steps make each request wait
+k/2 steps of its L on average, and a join costs c steps of every k: k/(2L) + c/k is least at k = sqrt(2cL). How many
+requests run cancels out.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from agent_system.multi_turn_rollout.generation import GenerationClient
 from verl.workers.rollout.base import FINISH_ABORT, RolloutRequest, RolloutResult
 
 _SHORTEST_SLICE = 8  # engine steps; below that the call itself costs more than the steps of a small model
+JOIN_COST = 2.0  # decode steps: the step that prefills, and the call between two slices
 _LONGEST_HOLD_S = 0.05
 _HOLD_SHARE = 0.1  # of the last slice's time that an idle engine waits for environments that are about to answer
 _UNBALANCED = 1.25  # requests leave their group's replica when it has so many times the load of the least loaded one
@@ -54,12 +57,20 @@ class ReplicaScheduler:
         client: the engines.
         max_steps_per_slice: most engine steps of one slice (``actor_rollout_ref.rollout.max_steps_per_slice``).
         call_limit_s: time limit of one slice, seconds (``trainer.step_timeout``).
+        join_cost: what a join costs, in decode steps.
     """
 
-    def __init__(self, client: GenerationClient, max_steps_per_slice: int, call_limit_s: float) -> None:
+    def __init__(
+        self,
+        client: GenerationClient,
+        max_steps_per_slice: int,
+        call_limit_s: float,
+        join_cost: float = JOIN_COST,
+    ) -> None:
         self._client = client
         self._max_steps = max_steps_per_slice
         self._call_limit_s = call_limit_s
+        self._join_cost = join_cost
         now = time.perf_counter()
         self._replicas = [_Replica(idle_since=now) for _ in range(client.num_replicas)]
         self._home: dict[int, int] = {}
@@ -132,12 +143,12 @@ class ReplicaScheduler:
                     f"trainer.step_timeout={self._call_limit_s} s ({replica.running} requests running)"
                 )
 
-    def slice_steps(self, load: int) -> int:
-        """Engine steps of the next slice of a replica with ``load`` requests: 8 up to the configured most."""
-        steps = load // 2
-        if self._finished:
-            steps = min(steps, self.counts.generated_tokens // (3 * self._finished))
-        return min(self._max_steps, max(_SHORTEST_SLICE, steps))
+    def slice_steps(self) -> int:
+        """Engine steps of the next slice, by the mean response so far: from 8 up to the configured most."""
+        if not self._finished:
+            return self._max_steps
+        mean = self.counts.generated_tokens / self._finished
+        return min(self._max_steps, max(_SHORTEST_SLICE, int(math.sqrt(2 * self._join_cost * mean))))
 
     def _balance(self) -> None:
         """Moves queued requests from crowded replicas to the least loaded one, newest first."""
@@ -156,7 +167,7 @@ class ReplicaScheduler:
     def _submit(self, number: int, replica: _Replica) -> None:
         requests, replica.queue = replica.queue, []
         replica.running += len(requests)
-        replica.call = self._client.submit(number, requests, self.slice_steps(replica.running))
+        replica.call = self._client.submit(number, requests, self.slice_steps())
         replica.submitted_at = time.perf_counter()
         self._by_call[replica.call] = number
         self.counts.slices += 1

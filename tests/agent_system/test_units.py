@@ -109,17 +109,22 @@ def test_an_idle_engine_waits_a_moment_for_environments_that_are_about_to_answer
     assert client.calls == []
     scheduler._replicas[0].idle_since -= 1
     assert scheduler.dispatch(environments_pending=True) is None
-    assert client.calls == [(0, ["a"], 8)]
+    assert client.calls == [(0, ["a"], 32)]
     assert scheduler.dispatch(environments_pending=False) is None  # one call at a time
     assert len(client.calls) == 1
 
 
-def test_slices_are_long_when_many_run_and_short_when_few_do():
-    scheduler = ReplicaScheduler(FakeClient(1), 64, 60)
-    assert [scheduler.slice_steps(load) for load in (1, 16, 32, 64, 128, 500)] == [8, 8, 16, 32, 64, 64]
-    scheduler._finished, scheduler.counts.generated_tokens = 10, 600  # answers of 60 tokens
-    assert scheduler.slice_steps(500) == 20
-    assert ReplicaScheduler(FakeClient(1), 4, 60).slice_steps(500) == 4
+def test_slices_grow_with_the_root_of_the_mean_answer_within_their_limits():
+    scheduler = ReplicaScheduler(FakeClient(1), 32, 60)
+    assert scheduler.slice_steps() == 32  # nothing is known of the answers yet
+    scheduler._finished = 10
+    for mean, steps in ((4, 8), (25, 10), (169, 26), (1000, 32)):  # 2 sqrt(mean)
+        scheduler.counts.generated_tokens = 10 * mean
+        assert scheduler.slice_steps() == steps
+    assert ReplicaScheduler(FakeClient(1), 4, 60).slice_steps() == 4
+    costly = ReplicaScheduler(FakeClient(1), 64, 60, join_cost=8)
+    costly._finished, costly.counts.generated_tokens = 10, 1000
+    assert costly.slice_steps() == 40
 
 
 class FakeGroup:
