@@ -9,7 +9,7 @@ from algos_support import fixture_f
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, kl_penalty
-from verl.trainer.ppo.penalties import apply_invalid_action_penalty, apply_kl_penalty
+from verl.trainer.ppo.penalties import apply_invalid_action_penalty, apply_kl_penalty, apply_overlong_penalty
 
 
 def batch(valid: list[bool], admissible: list[bool] | None = None) -> DataProto:
@@ -83,3 +83,22 @@ def test_the_controller_moves_after_its_value_was_used() -> None:
     kl = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], "k3")
     by_row = [float(kl[i][mask[i]].mean()) for i in range(4)]
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(np.mean(by_row), rel=1e-5)
+
+
+def test_long_responses_are_fined_as_dapo_writes_it() -> None:
+    """DAPO, eq. 13, with L_max = 10, L_cache = 4 and a factor of 2: nothing up to 6 tokens, then 0.5 a token."""
+    lengths = torch.tensor([0, 3, 6, 7, 8, 9, 10])
+    mask = (torch.arange(10) < lengths.unsqueeze(-1)).long()
+    scores = mask * 0.25
+    rows = DataProto.from_dict(
+        {"token_level_scores": scores.clone(), "response_mask": mask, "step_rewards": torch.full((7,), 5.0)}
+    )
+    data, metrics = apply_overlong_penalty(rows, 10, 4, 2.0)
+    fine = scores - data.batch["token_level_scores"]
+    expected = torch.zeros(7, 10)
+    expected[3, 6], expected[4, 7], expected[5, 8], expected[6, 9] = 0.5, 1.0, 1.5, 2.0
+    torch.testing.assert_close(fine, expected)
+    torch.testing.assert_close(data.batch["step_rewards"], 5.0 - expected.sum(-1))
+    assert metrics == pytest.approx(
+        {"response_length/overlong_share": 4 / 6, "response_length/overlong_penalty": 5.0 / 6}
+    )

@@ -109,7 +109,7 @@ DEFAULTS = {
     "algorithm.gigpo": dict(
         step_advantage_w=1.0, mode="mean_norm", enable_similarity=False, similarity_thresh=0.95
     ),
-    "algorithm.filter_groups": dict(enable=False, max_num_gen_batches=10),
+    "algorithm.filter_groups": dict(enable=False, max_num_gen_batches=10, surplus="cut"),
     "trainer": dict(
         balance_batch=True, total_epochs=30, total_training_steps=None, project_name="verl_examples",
         experiment_name="gsm8k", logger=["console", "wandb"], log_val_generations=0, rollout_data_dir=None,

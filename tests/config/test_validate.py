@@ -51,6 +51,8 @@ def test_a_sound_configuration_passes(sound: list[str]) -> None:
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+FILTERED = ["algorithm.filter_groups.enable=true", "env.rollout.n=8"]
+OVERLONG = ["reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=100"]
 RULES = [
     (["data.train_batch_size=12", "env.rollout.n=2", "trainer.n_gpus_per_node=5", f"{ROLLOUT}.tensor_model_parallel_size=1"],
      "data.train_batch_size*env.rollout.n = 12*2 = 24 does not divide over 5 ranks (trainer.nnodes*trainer.n_gpus_per_node); "
@@ -93,6 +95,15 @@ RULES = [
     (["critic.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
     (["critic.ppo_mini_batch_size=64"], "leave critic.ppo_mini_batch_size out"),
     (["data.gen_batch_size=8"], "use data.gen_batch_size=null"),
+    ([*FILTERED, "data.gen_batch_size=8"], "is less than the data.train_batch_size=16 tasks"),
+    ([*FILTERED, "env.rollout.n=1"], "makes groups of one; use env.rollout.n=8"),
+    ([*FILTERED, "algorithm.filter_groups.max_num_gen_batches=0"], "has to be at least 1"),
+    ([*FILTERED, "data.train_batch_size=8", "data.gen_batch_size=16", "algorithm.filter_groups.surplus=carry"],
+     "could carry a whole batch of data.train_batch_size=8; use data.gen_batch_size=15 or less"),
+    ([*FILTERED, f"{ROLLOUT}.top_p=0.9", "algorithm.filter_groups.surplus=carry"], "use top_p=1.0 and top_k=-1"),
+    (["reward_model.overlong_buffer.enable=true"], "between 1 and data.max_response_length=512"),
+    ([*OVERLONG, "reward_model.overlong_buffer.len=513"], "use 102"),
+    ([*OVERLONG, "reward_model.overlong_buffer.penalty_factor=-1"], "has to be at least 0, such as 1.0"),
     (["trainer.val_only=true", "trainer.val_before_train=false"], "use trainer.val_before_train=true"),
     (["env.env_name=alfworld/AlfredTWEnv"],
      "env.env_name=alfworld/AlfredTWEnv is not a known environment; there are webshop, such as env.env_name=Webshop"),
@@ -176,6 +187,10 @@ def test_settings_that_follow_the_actor_are_one_problem(sound: list[str]) -> Non
     check(sound, f"{ACTOR}.ppo_mini_batch_size=64")
     check(sound, "critic.ppo_mini_batch_size=64", "algorithm.adv_estimator=gigpo", "env.rollout.n=8")
     check(sound, "data.gen_batch_size=16")
+    more = [*FILTERED, "data.train_batch_size=8", "data.gen_batch_size=12"]
+    check(sound, *more)
+    check(sound, *more, "algorithm.filter_groups.surplus=carry")
+    check(sound, *OVERLONG)
 
 
 def test_a_broken_parquet_file_is_named(sound: list[str], tmp_path: Path) -> None:

@@ -63,8 +63,9 @@ def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     span = str(updates[0]) if updates[0] == updates[1] else f"{updates[0]} to {updates[1]}"
     yield "optimiser steps per training step", f"{span} of {actor.ppo_mini_batch_size} rows at most"
     if config.algorithm.filter_groups.enable:
-        tries = config.algorithm.filter_groups.max_num_gen_batches
-        yield "rollouts per training step", f"1 to {tries} (algorithm.filter_groups)"
+        started = config.data.gen_batch_size or tasks
+        most_tried = config.algorithm.filter_groups.max_num_gen_batches * started
+        yield "tasks tried per training step", f"{started} to {most_tried} (algorithm.filter_groups)"
 
 
 def _engines(config: PPOTrainerConfig) -> str:
@@ -90,7 +91,8 @@ def _run_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         yield "LLM calls per validation", f"{episodes} to {episodes * config.env.max_steps}"
     yield "validations", "unknown" if validations is None else str(validations)
     yield "checkpoints", "none (trainer.save_freq)" if trainer.save_freq <= 0 else f"every {trainer.save_freq} steps"
-    environments = data.train_batch_size * config.env.rollout.n
+    baselines = int(config.algorithm.adv_estimator == "remax")
+    environments = (data.gen_batch_size or data.train_batch_size) * (config.env.rollout.n + baselines)
     cpus = environments * config.env.resources_per_worker.num_cpus
     yield "training environments", f"{environments} ({cpus:g} CPUs counted)"
     yield "run folder", trainer.run_dir

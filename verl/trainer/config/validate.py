@@ -17,6 +17,7 @@ from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
 from verl.trainer.config.validate_numbers import at_least, check_numbers, check_optim, check_sampling, check_schedule
+from verl.trainer.config.validate_rewards import check_groups, check_overlong
 
 __all__ = ["notices", "validate"]
 
@@ -147,11 +148,6 @@ def check_batch(config: PPOTrainerConfig) -> Iterator[str]:
             (f"{_ROLLOUT}.val_kwargs.n", config.actor_rollout_ref.rollout.val_kwargs.n),
         ]
     )
-    if data.gen_batch_size not in (None, data.train_batch_size):
-        yield (
-            f"data.gen_batch_size={data.gen_batch_size} differs from data.train_batch_size={data.train_batch_size}, "
-            "which is the number of tasks played per step; use data.gen_batch_size=null"
-        )
     if data.val_batch_size is None:
         yield (
             "data.val_batch_size=null: set it to the number of validation environments that run at a time, such as "
@@ -323,6 +319,8 @@ RULES: tuple[Rule, ...] = (
     check_micro_batches,
     check_mini_batch,
     check_lengths,
+    check_groups,
+    check_overlong,
     check_numbers,
     check_sampling,
     check_optim,

@@ -41,10 +41,6 @@ def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
             yield f"{_ACTOR}.{name}={value:g} has to be greater than 0; {instead}"
     if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.horizon <= 0:
         yield f"algorithm.kl_ctrl.horizon={algorithm.kl_ctrl.horizon} has to be greater than 0, such as 10000"
-    if algorithm.filter_groups.enable:
-        yield from at_least(
-            [("algorithm.filter_groups.max_num_gen_batches", algorithm.filter_groups.max_num_gen_batches)]
-        )
 
 
 def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What is taken off a row's reward before advantages: invalid actions, and KL to the reference policy."""
+"""What is taken off a row's reward before advantages: invalid actions, long responses, KL to the reference policy."""
 
 from __future__ import annotations
 
@@ -46,15 +46,49 @@ def apply_invalid_action_penalty(
         if penalise_inadmissible:
             punished |= ~admissible
 
-    scores = data.batch["token_level_scores"]
     hit = torch.from_numpy(punished).to(mask.device) & real
-    penalty = invalid_action_penalty_coef * hit.to(scores.dtype)  # (rows,)
+    take_off(data, invalid_action_penalty_coef * hit.float())
+    return data, metrics
+
+
+def apply_overlong_penalty(
+    data: DataProto, max_response_length: int, buffer_length: int, penalty_factor: float
+) -> tuple[DataProto, dict[str, float]]:
+    """Soft over-long punishment (DAPO, arXiv 2503.14476, eq. 13), per row.
+
+    A response of `n` tokens keeps its reward up to `max_response_length - buffer_length`; from there on
+    `penalty_factor * (n - max_response_length + buffer_length) / buffer_length` is taken off, so that a response as
+    long as the limit, which was cut, loses `penalty_factor`. `step_rewards`, where present, is lowered alike.
+
+    Args:
+        data: rows with `token_level_scores` and `response_mask` (rows, response_length).
+        max_response_length: `data.max_response_length`, tokens.
+        buffer_length, penalty_factor: `reward_model.overlong_buffer.{len,penalty_factor}`.
+
+    Returns:
+        `data`, changed in place, and over rows `response_length/overlong_share`, the share of rows that lost
+        something, and `response_length/overlong_penalty`, the mean of what they lost.
+    """
+    lengths = data.batch["response_mask"].sum(dim=-1)
+    excess = (lengths - (max_response_length - buffer_length)).float() / buffer_length
+    penalty = penalty_factor * excess.clamp(min=0.0, max=1.0)  # (rows,)
+    take_off(data, penalty)
+    real = lengths > 0
+    count = max(int(real.sum()), 1)
+    return data, {
+        "response_length/overlong_share": float((real & (excess > 0)).sum()) / count,
+        "response_length/overlong_penalty": float(penalty[real].sum()) / count,
+    }
+
+
+def take_off(data: DataProto, penalty: torch.Tensor) -> None:
+    """Lower the score at each row's last response token, and its `step_rewards`, by `penalty` (rows,); in place."""
+    scores, mask = data.batch["token_level_scores"], data.batch["response_mask"].bool()
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, positions, 0).amax(dim=-1, keepdim=True)  # (rows, 1)
-    scores.scatter_add_(1, last, -penalty.unsqueeze(-1))
+    scores.scatter_add_(1, last, -penalty.to(scores.dtype).unsqueeze(-1))
     if "step_rewards" in data.batch.keys():
         data.batch["step_rewards"] -= penalty.to(data.batch["step_rewards"].dtype)
-    return data, metrics
 
 
 def mean_over(flags: np.ndarray, rows: torch.Tensor) -> float:

@@ -34,6 +34,7 @@ from verl.trainer.ppo.metric_utils import (
     compute_throughout_metrics,
     compute_timing_metrics,
 )
+from verl.trainer.ppo.penalties import apply_overlong_penalty
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups, uses_reference
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import rollout_gap_metrics
@@ -237,6 +238,11 @@ class RayPPOTrainer:
                 rows, penalty_metrics = apply_invalid_action_penalty(
                     rows, actor.invalid_action_penalty_coef, self.config.env.webshop.penalise_inadmissible
                 )
+                metrics.update(penalty_metrics)
+            buffer = self.config.reward_model.overlong_buffer
+            if buffer.enable:
+                limit = self.config.data.max_response_length
+                rows, penalty_metrics = apply_overlong_penalty(rows, limit, buffer.len, buffer.penalty_factor)
                 metrics.update(penalty_metrics)
         return rows
 

@@ -56,6 +56,7 @@ class FilterGroupsConfig(ConfigNode):
 
     enable: bool
     max_num_gen_batches: int
+    surplus: Literal["cut", "carry"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,15 @@ class SandboxFusionConfig(ConfigNode):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OverlongBufferConfig(ConfigNode):
+    """Soft penalty of responses that near ``data.max_response_length``."""
+
+    enable: bool
+    len: int
+    penalty_factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardModelConfig(ConfigNode):
     """How a row gets its reward."""
 
@@ -97,6 +106,7 @@ class RewardModelConfig(ConfigNode):
     use_dynamic_bsz: bool
     forward_max_token_len_per_gpu: int
     reward_manager: str
+    overlong_buffer: OverlongBufferConfig
     launch_reward_fn_async: bool
     sandbox_fusion: SandboxFusionConfig
 
