@@ -98,22 +98,14 @@ def compare(
     used = small.config.vocab_size
     gaps, chosen, margins, same = [], [], [], 0
     for prompt in prompts:
-        ours, theirs = (
-            model(prompt[None].to(model.device), logits_to_keep=COMPARED_POSITIONS).logits[0].float().cpu()
-            for model in (small, wide)
-        )  # (positions, vocabulary)
-        wanted = ours.log_softmax(-1)
+        (ours, text), (theirs, wide_text) = (_play(model, prompt, tokens) for model in (small, wide))
+        wanted = ours.log_softmax(-1)  # (positions, vocabulary)
         gap = (wanted - theirs.log_softmax(-1)[:, :used]).abs()
         gaps.append(gap)
         chosen.append(gap.gather(1, wanted.argmax(-1, keepdim=True)))
         if theirs.shape[1] > used:
             margins.append(theirs[:, :used].amax(-1) - theirs[:, used:].amax(-1))
-        if tokens:
-            texts = [
-                model.generate(prompt[None].to(model.device), max_new_tokens=tokens, do_sample=False)[0].cpu()
-                for model in (small, wide)
-            ]
-            same += torch.equal(*texts)
+        same += text == wide_text
     every = torch.cat(gaps)
     return Agreement(
         largest=float(every.max()),
@@ -121,8 +113,19 @@ def compare(
         chosen=float(torch.cat(chosen).max()),
         margin=float(torch.cat(margins).min()) if margins else math.inf,
         same_texts=same,
-        texts=len(prompts) if tokens else 0,
+        texts=len(prompts),
     )
+
+
+def _play(model: Qwen2ForCausalLM, prompt: torch.Tensor, tokens: int) -> tuple[torch.Tensor, list[int]]:
+    """Logits at the prompt's last positions, in float32 on the CPU, and ``tokens`` greedy tokens after it."""
+    output = model(prompt[None].to(model.device), logits_to_keep=COMPARED_POSITIONS, use_cache=True)
+    logits, text = output.logits[0].float().cpu(), []
+    while len(text) < tokens:
+        choice = output.logits[:, -1:].argmax(-1)  # (1, 1)
+        text.append(int(choice))
+        output = model(choice, past_key_values=output.past_key_values, use_cache=True)
+    return logits, text
 
 
 def shop_prompts(tokenizer: object, count: int, seed: int = 0) -> list[torch.Tensor]:
