@@ -27,6 +27,7 @@ from agent_system.environments.env_package.webshop.sources import ProductSource
 from agent_system.environments.env_package.webshop.storage import (
     TextColumn,
     TextColumnWriter,
+    code_digest,
     open_array,
     open_or_build,
     read_manifest,
@@ -35,7 +36,11 @@ from agent_system.environments.env_package.webshop.storage import (
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+# What shapes a catalogue beside its data: reading, text analysis, index and files.
+_CODE = (
+    "sources.py", "json_stream.py", "records.py", "catalogue.py", "storage.py", "index_build.py", "analysis.py",
+    "porter.py", "search.py",
+)  # fmt: skip
 _TEXT_COLUMNS = ("asin", "title", "description", "price_tag", "main_image", "nouns", "detail", "instructions")
 _CODED_COLUMNS = ("category", "query", "product_category")
 _CACHED_PRODUCTS = 2048
@@ -61,9 +66,10 @@ class CodedColumn:
 
 
 class _CodedColumnWriter:
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, exact: bool) -> None:
         self._folder = folder
         self._name = name
+        self._exact = exact
         self._codes: dict[str, int] = {}
         self._rows = array("i")
 
@@ -71,7 +77,7 @@ class _CodedColumnWriter:
         self._rows.append(self._codes.setdefault(text, len(self._codes)))
 
     def close(self) -> None:
-        values = TextColumnWriter(self._folder, f"{self._name}.values")
+        values = TextColumnWriter(self._folder, f"{self._name}.values", self._exact)
         for text in self._codes:
             values.append(text)
         values.close()
@@ -110,7 +116,7 @@ class Catalogue:
             cache_dir: folder that holds all built catalogues.
             timeout: seconds to wait for another process that is building the same one.
         """
-        recipe = [f"format {FORMAT_VERSION}", source.key, f"nouns {noun_source.key}"]
+        recipe = [f"code {code_digest(*_CODE)}", source.key, f"nouns {noun_source.key}"]
         key = hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:24]
 
         def write(folder: Path) -> dict[str, Any]:
@@ -231,8 +237,8 @@ def _searchable(product: Product, strict: bool) -> str:
 
 def _write(folder: Path, source: ProductSource, noun_source: NounSource) -> dict[str, Any]:
     """Fill ``folder`` from ``source``; returns the manifest's details."""
-    texts = {name: TextColumnWriter(folder, name) for name in _TEXT_COLUMNS}
-    coded = {name: _CodedColumnWriter(folder, name) for name in _CODED_COLUMNS}
+    texts = {name: TextColumnWriter(folder, name, exact=source.strict) for name in _TEXT_COLUMNS}
+    coded = {name: _CodedColumnWriter(folder, name, exact=source.strict) for name in _CODED_COLUMNS}
     index = IndexBuilder(folder)
     prices, price_counts = array("d"), bytearray()
     asins: list[str] = []

@@ -91,24 +91,26 @@ def _split(sessions: WebshopSessions) -> tuple[int, int, str]:
 class TrainingGoals:
     """Goals ``first .. num_goals-1`` in a seeded order, a new order each time all have been played.
 
-    What group ``g`` plays at attempt ``a`` of a rollout is fixed by the seed and by how many goals were drawn before;
-    it does not depend on which group asks first.
+    What group ``g`` plays first in a rollout, and what the ``a``-th group plays that replaces another, is fixed by the
+    seed and by how many goals were drawn before; it does not depend on which group is replaced.
     """
 
     def __init__(self, num_goals: int, num_groups: int, seed: int, first: int = VALIDATION_GOALS) -> None:
         _check_count(num_goals - first, num_groups, "training", "data.train_batch_size")
-        self._first, self._count, self._groups, self._seed = first, num_goals - first, num_groups, seed
+        self._first, self._count, self._seed = first, num_goals - first, seed
         self._drawn = 0
-        self._waves: list[list[int]] = []
+        self.new_rollout()
 
     def task(self, group: int, attempt: int, block: int) -> int:
-        while len(self._waves) <= attempt:
-            self._waves.append([self._at(self._drawn + i) for i in range(self._groups)])
-            self._drawn += self._groups
-        return self._waves[attempt][group]
+        if attempt == 0:
+            self._at_once = max(self._at_once, group + 1)
+        position = self._begin + (group if attempt == 0 else self._at_once + attempt - 1)
+        self._drawn = max(self._drawn, position + 1)
+        return self._at(position)
 
     def new_rollout(self) -> None:
-        self._waves = []
+        self._begin = self._drawn
+        self._at_once = 0  # groups that started with the rollout
 
     def _at(self, position: int) -> int:
         round_number, index = divmod(position, self._count)
@@ -127,7 +129,7 @@ class TrainingGoals:
                 "env.webshop.* must be what it was, or set trainer.resume_mode=disable"
             )
         self._drawn = state["drawn"]
-        self._waves = []
+        self.new_rollout()
 
 
 class ValidationGoals:
@@ -162,7 +164,8 @@ class ValidationGoals:
 class CompatibleGoals:
     """The reference's draws: distinct goal numbers at every reset from one ``RandomState``, in validation too.
 
-    Group ``g`` uses the goal list of worker seed ``seed + g``.
+    Group ``g`` uses the goal list of worker seed ``seed + g``. Groups that replace others take the places of further
+    draws one by one.
     """
 
     def __init__(
@@ -175,9 +178,11 @@ class CompatibleGoals:
         self.load_state_dict({"draws": 0})
 
     def task(self, group: int, attempt: int, block: int) -> tuple[int, int]:
-        while len(self._waves) <= attempt:
+        later, next_place = divmod(attempt - 1, self._groups)
+        wave, place = (0, group) if attempt == 0 else (1 + later, next_place)
+        while len(self._waves) <= wave:
             self._waves.append(self._draw())
-        return self._seed + group, int(self._waves[attempt][group])
+        return self._seed + place, int(self._waves[wave][place])
 
     def new_rollout(self) -> None:
         self._waves = []

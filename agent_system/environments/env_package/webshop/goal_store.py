@@ -20,11 +20,15 @@ from agent_system.environments.env_package.webshop.goals import (
     cumulative_weights,
 )
 from agent_system.environments.env_package.webshop.options import PREFIX
-from agent_system.environments.env_package.webshop.storage import open_array, open_or_build, save_array
+from agent_system.environments.env_package.webshop.storage import (
+    code_digest,
+    open_array,
+    open_or_build,
+    save_array,
+)
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
 _ARRAYS = ("prices", "rows", "variants", "caps", "weights", "cumulative")
 
 
@@ -78,7 +82,8 @@ def open_goals(
     Arguments as for :func:`.goals.build_goals`; ``timeout`` as for :meth:`.catalogue.Catalogue.build`.
     """
     seeding = GoalSeeding() if seeding is None else seeding
-    recipe = f"goals {FORMAT_VERSION} {catalogue.key} {human} {seeding.before} {seeding.shuffle} {limit}"
+    code = code_digest("goals.py", "goal_store.py")
+    recipe = f"goals {code} {catalogue.key} {human} {seeding.before} {seeding.shuffle} {limit}"
     key = "goals-" + hashlib.sha256(recipe.encode()).hexdigest()[:24]
 
     def write(folder: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from agent_system.environments.env_package.webshop.catalogue import Catalogue
+from agent_system.environments.env_package.webshop.options import check_limit_goals
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +212,9 @@ def build_goals(
         limit: keep that many goals, drawn by weight; None or -1 keeps all.
 
     Raises:
-        ValueError: there is no goal at all.
+        ValueError: there is no goal at all, or ``limit`` is no number of goals.
     """
+    check_limit_goals(limit)
     seeding = GoalSeeding() if seeding is None else seeding
     rng = random.Random() if rng is None else rng
     if seeding.before is not None:

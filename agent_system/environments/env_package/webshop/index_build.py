@@ -8,6 +8,7 @@ is a larger score whatever the query. See :mod:`.search` for the formula.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import BinaryIO
@@ -140,7 +141,8 @@ class IndexBuilder:
             writer.length = total
             writer.close()
             with (self._folder / f"{name}.npy").open("r+b") as handle:
-                handle.truncate(128 + total * np.dtype(dtype).itemsize)
+                # Reserved, not only declared: a full disk is an error here and would be a fatal signal in the mapping.
+                os.posix_fallocate(handle.fileno(), 0, 128 + total * np.dtype(dtype).itemsize)
         if total == 0:
             return
         out_rows = np.load(self._folder / "index.rows.npy", mmap_mode="r+")

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 _CHUNK = 1 << 20
 _BLANKS = " \t\n\r\ufeff"
+_NO_JSON = {  # how files begin that are not JSON texts
+    b"\x1f\x8b": "a gzip archive: unpack it first (gunzip)",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"<": "a web page or XML: the page of a download was saved in place of the file",
+    b"version https://git-lfs": "a pointer of Git LFS: fetch the file itself (git lfs pull)",
+}
 _LONGEST_LITERAL = 16  # characters; a word or an escape that is cut off is found no further from the end
 
 
@@ -42,6 +49,8 @@ class _Reader:
             chunk = self._handle.read(max(_CHUNK, len(kept)))
         except UnicodeDecodeError as error:
             raise DataFileError(f"{self._path}: {self.where}: not UTF-8 text ({error})") from error
+        except OSError as error:
+            raise DataFileError(f"{self._path}: {self.where}: cannot be read on ({error})") from error
         if not chunk:
             self._ended = True
             return False
@@ -94,11 +103,28 @@ class _Reader:
             return value
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[_Reader]:
+    """A reader of a file.
+
+    Raises:
+        DataFileError: the file cannot be opened, or is something else than a JSON text.
+    """
+    try:
+        with path.open("rb") as raw:
+            start = raw.read(32).lstrip()
+        handle = path.open(encoding="utf-8")
+    except OSError as error:
+        raise DataFileError(f"{path}: cannot be read ({error})") from error
+    with handle:
+        if what := next((what for magic, what in _NO_JSON.items() if start.startswith(magic)), None):
+            raise DataFileError(f"{path}: not a JSON file but {what}")
+        yield _Reader(handle, path)
+
+
 def iter_array(path: str | Path) -> Iterator[Any]:
     """Elements of the top-level array of a JSON file, in order."""
-    path = Path(path)
-    with path.open(encoding="utf-8") as handle:
-        reader = _Reader(handle, path)
+    with _reading(Path(path)) as reader:
         reader.take("[")
         index = 0
         while reader.peek() != "]":
@@ -113,9 +139,7 @@ def iter_array(path: str | Path) -> Iterator[Any]:
 
 def iter_object(path: str | Path) -> Iterator[tuple[str, Any]]:
     """Members of the top-level object of a JSON file, in order."""
-    path = Path(path)
-    with path.open(encoding="utf-8") as handle:
-        reader = _Reader(handle, path)
+    with _reading(Path(path)) as reader:
         reader.take("{")
         index = 0
         while reader.peek() != "}":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_system.environments.env_package.webshop.noun_tagger import WEIGHTS, NounTagger
+from agent_system.environments.env_package.webshop.storage import code_digest
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class LexiconNouns:
     """The built-in tagger."""
 
     def __init__(self) -> None:
-        self.key = f"tagger 1 {hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()[:16]}"
+        code = code_digest("noun_tagger.py", "nouns.py")
+        self.key = f"tagger {code} {hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()[:16]}"
 
     @cached_property
     def _tagger(self) -> NounTagger:
@@ -111,13 +113,16 @@ def noun_source(name: str) -> NounSource:
         return LexiconNouns()
     if name == "spacy":
         return SpacyNouns()
-    path = Path(name).expanduser()
-    if not path.is_file():
+    path = Path(name).expanduser() if isinstance(name, str) and name else None
+    if path is None or not path.is_file():
         raise ValueError(f"env.webshop.noun_source must be lexicon, spacy or the path of a JSON file, got {name!r}")
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"env.webshop.noun_source={name}: not a JSON file ({error})") from error
     if not isinstance(table, dict):
         raise ValueError(f"env.webshop.noun_source={name}: expected an object of title to list of nouns")
+    for title, nouns in table.items():
+        if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
+            raise ValueError(f"env.webshop.noun_source={name}: the nouns of {title[:80]!r} are not a list of texts")
     return TableNouns(table, LexiconNouns())

@@ -45,12 +45,26 @@ class ShopOptions:
     build_timeout: float = 7200.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cache_dir, str) or not self.cache_dir:
-            raise ValueError(f"{PREFIX}.cache_dir must name a folder, got {self.cache_dir!r}")
-        for key, low in (("num_products", 1), ("validation_goals", 0)):
+        for key in ("cache_dir", "data_dir", "noun_source"):
             value = getattr(self, key)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-                raise ValueError(f"{PREFIX}.{key} must be an integer of at least {low}, got {value!r}")
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, key, os.fspath(value))
+            elif not (isinstance(value, str) and value or value is None and key == "data_dir"):
+                what = "be lexicon, spacy or a path" if key == "noun_source" else "name a folder"
+                raise ValueError(f"{PREFIX}.{key} must {what}, got {value!r}")
+        for key, low in (("num_products", 1), ("validation_goals", 0), ("seed", None)):
+            value = getattr(self, key)
+            unset = value is None and key == "num_products"
+            if not unset and (not _is_integer(value) or low is not None and value < low):
+                limit = "" if low is None else f" of at least {low}"
+                raise ValueError(f"{PREFIX}.{key} must be an integer{limit}, got {value!r}")
+        check_limit_goals(self.limit_goals)
+        for key in ("use_small", "human_goals", "show_attrs", "compat_seeding", "original_quirks"):
+            if not isinstance(getattr(self, key), bool):
+                raise ValueError(f"{PREFIX}.{key} must be true or false, got {getattr(self, key)!r}")
+        timeout = self.build_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"{PREFIX}.build_timeout must be a positive number of seconds, got {timeout!r}")
 
     @classmethod
     def from_config(cls, config: Any = None, **overrides: Any) -> ShopOptions:
@@ -72,3 +86,13 @@ class ShopOptions:
     @property
     def cache_path(self) -> str:
         return os.path.abspath(os.path.expanduser(os.path.expandvars(self.cache_dir)))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_limit_goals(limit: Any) -> None:
+    """Raise ValueError unless ``limit`` is None, -1 (both: all goals) or a number of goals."""
+    if limit is not None and (not _is_integer(limit) or limit < 1 and limit != -1):
+        raise ValueError(f"{PREFIX}.limit_goals must be null, -1 or an integer of at least 1, got {limit!r}")

@@ -17,6 +17,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 DEFAULT_PRICE = 100.0
+MAX_PRICE = 1e15  # a larger number is no price
 NO_ATTRIBUTES = "DUMMY_ATTR"
 MAX_ASIN_LENGTH = 10
 
@@ -135,8 +136,8 @@ def parse_options(customization: Any) -> tuple[Options, dict[str, str | None]]:
 
 
 def _tolerant_price(pricing: Any) -> tuple[list[float], str]:
-    """A price that :func:`parse_price` cannot read: a plain number, a text with one number, or the default."""
-    if isinstance(pricing, (int, float)) and not isinstance(pricing, bool):
+    """A price that :func:`parse_price` cannot read: a plain number, or the default."""
+    if isinstance(pricing, (int, float)) and not isinstance(pricing, bool) and 0 <= pricing < MAX_PRICE:
         return [float(pricing)], f"${float(pricing)}"
     return [DEFAULT_PRICE], f"${DEFAULT_PRICE}"
 
@@ -194,6 +195,8 @@ def _product(record: dict[str, Any], asin: str, entry: Any, human: Any, guard: _
     customization = guard.read("customization_options", lambda: record["customization_options"], None)
     parsed = guard.read("customization_options", lambda: parse_options(customization), None)
     options, images = parsed if parsed is not None else _tolerant_options(customization, report)
+    if not guard.strict:
+        images = {value: image if isinstance(image, str) else None for value, image in images.items()}
     main_image = guard.read("images", lambda: record["images"][0], None)
     attributes = _attributes(entry, guard)
     product = Product(

@@ -116,6 +116,9 @@ class ShopSession:
             done: whether this action bought something.
             info: ``available_actions`` of the page, ``valid`` (whether the action did something), and after a purchase
                 ``reward_parts``.
+
+        Raises:
+            ValueError: ``action`` is not a text, or there is no episode: ``reset`` starts one.
         """
         reward, done, valid = self.act(action)
         info: dict[str, Any] = {"available_actions": self.available_actions(), "valid": valid}
@@ -124,7 +127,15 @@ class ShopSession:
         return self.observation(), reward, done, info
 
     def act(self, action: str) -> tuple[float, bool, bool]:
-        """As :meth:`step` without rendering: reward, done, and whether the action did something."""
+        """As :meth:`step` without rendering: reward, done, and whether the action did something.
+
+        Raises:
+            ValueError: ``action`` is not a text, or there is no episode.
+        """
+        if not isinstance(action, str):
+            raise ValueError(f"an action is a text such as 'search[red shoes]', got {action!r}")
+        if self._page.name == "none":
+            raise ValueError("there is no episode: call reset before step")
         name, argument = parse_action(action)
         if name == "search" and argument:
             self._to_results(argument.split(" "), 1)

@@ -81,9 +81,12 @@ class ShopServer:
         """``index`` as a Python integer.
 
         Raises:
-            ValueError: there is no such goal.
+            ValueError: it is no integer, or there is no such goal.
         """
-        index = operator.index(index)
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise ValueError(f"a goal index is an integer from 0 to {len(self.goals) - 1}, got {index!r}") from None
         if not 0 <= index < len(self.goals):
             raise ValueError(f"goal index {index} is outside 0 to {len(self.goals) - 1}")
         return index

@@ -20,6 +20,7 @@ from agent_system.environments.env_package.webshop.json_stream import (
 )
 from agent_system.environments.env_package.webshop.options import PREFIX, ShopOptions
 from agent_system.environments.env_package.webshop.records import Entry, LoadReport, Product, read_products
+from agent_system.environments.env_package.webshop.storage import code_digest
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,8 @@ class EmbeddedProducts(ProductSource):
         count = EMBEDDED_PRODUCTS if num_products is None else num_products
         self._count = count
         self._seed = seed
-        super().__init__("the embedded shop", f"embedded {_generator_digest()} products {count} seed {seed}", count)
+        generator = code_digest("generator*.py")
+        super().__init__("the embedded shop", f"embedded {generator} products {count} seed {seed}", count)
 
     def entries(self) -> Iterator[Entry]:
         for product in iter_generated(self._count, self._seed):
@@ -219,12 +221,3 @@ def file_digest(path: Path, cache_dir: Path) -> str:
     except OSError as error:  # the next start reads the file again
         logger.warning("cannot remember the digest of %s: %s", path, error)
     return digest.hexdigest()
-
-
-def _generator_digest() -> str:
-    """Digest of the generator's own source files: another version of it makes another shop."""
-    folder = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("generator*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:24]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,6 +36,19 @@ _READ_BYTES = 1 << 22
 
 class DamagedFilesError(RuntimeError):
     """A built folder does not match its manifest."""
+
+
+@cache
+def code_digest(*patterns: str) -> str:
+    """Digest of source files of this package, by file name patterns.
+
+    It is part of the key of what they build, so that another version of them builds anew and never reads what it
+    would have written in another way.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in Path(__file__).parent.glob(pattern)}):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:24]
 
 
 class ArrayWriter:
@@ -66,16 +81,32 @@ class ArrayWriter:
         self._handle.close()
 
 
-class TextColumnWriter:
-    """Writes a column of texts: UTF-8 bytes end to end, and where each starts."""
+def well_formed(text: str) -> str:
+    """``text`` with surrogates joined to characters; those without a partner become U+FFFD.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    JSON's escapes can spell half a character, which no page, prompt or tokenizer can encode.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class TextColumnWriter:
+    """Writes a column of texts: UTF-8 bytes end to end, and where each starts.
+
+    exact: keep surrogates as they are instead of making texts :func:`well_formed`.
+    """
+
+    def __init__(self, folder: Path, name: str, exact: bool = True) -> None:
+        self._exact = exact
         self._bytes = ArrayWriter(folder / f"{name}.bytes.npy", np.uint8)
         self._offsets = ArrayWriter(folder / f"{name}.offsets.npy", np.int64)
         self._pending: list[int] = [0]
 
     def append(self, text: str) -> None:
-        self._bytes.append_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:
+            data = (text if self._exact else well_formed(text)).encode("utf-8", "surrogatepass")
+        self._bytes.append_bytes(data)
         self._pending.append(self._bytes.length)
         if len(self._pending) >= 1 << 16:
             self._flush()
@@ -133,10 +164,18 @@ def file_crc(path: Path) -> int:
 
 
 def write_manifest(folder: Path, details: dict[str, Any]) -> None:
-    """Record every file of ``folder`` with size and checksum, beside ``details``."""
+    """Record every file of ``folder`` with size and checksum, beside ``details``.
+
+    Large files are written through to the disk first: their checksums are not looked at again at every opening, so a
+    power cut must not find them half written under their final name.
+    """
     files = {}
     for path in sorted(folder.iterdir()):
         files[path.name] = {"bytes": path.stat().st_size, "crc32": file_crc(path)}
+    if sum(entry["bytes"] for entry in files.values()) >= _ALWAYS_CHECK_BELOW:
+        for name in files:
+            with (folder / name).open("rb") as handle:
+                os.fsync(handle.fileno())
     (folder / MANIFEST).write_text(json.dumps({**details, "files": files}, indent=1), encoding="utf-8")
 
 
@@ -260,6 +299,7 @@ def _build_once(
                 logger.warning("rebuilding %s: %s", what, error)
         _remove_leftovers(root.glob(f"{name}.building-*"))
         _remove_leftovers(root.glob(f"{name}.damaged-*"))
+        _remove_orphans(root)
         temporary = root / f"{name}.building-{os.getpid()}"
         temporary.mkdir()
         try:
@@ -271,6 +311,16 @@ def _build_once(
             shutil.rmtree(temporary, ignore_errors=True)
             _remove_leftovers(root.glob(f"{name}.damaged-*"))
         return folder, read_manifest(folder)
+
+
+def _remove_orphans(root: Path) -> None:
+    """Remove unfinished folders of other names whose builder is gone: nobody holds their lock."""
+    for path in root.glob("*.building-*"):
+        try:
+            with FileLock(root / f"{path.name.partition('.building-')[0]}.lock", 0.0, "removing leftovers"):
+                shutil.rmtree(path, ignore_errors=True)
+        except TimeoutError:
+            continue
 
 
 def _remove_leftovers(paths: Iterable[Path]) -> None:

@@ -47,6 +47,9 @@ class WebAgentTextEnv:
         auto_reset: start the next random session right after a purchase, as verl-agent's copy does.
         rng: generator of random draws, instead of one made from ``seed``.
         options: further keys of ``env.webshop``, such as ``cache_dir`` or ``original_quirks``.
+
+    Raises:
+        ValueError: an argument or a data file cannot be used; the message says which.
     """
 
     def __init__(
@@ -74,10 +77,13 @@ class WebAgentTextEnv:
     ) -> None:
         if get_image:
             raise ValueError("get_image=True needs the original's picture features, which this shop does not have")
+        for name, count in (("num_prev_obs", num_prev_obs), ("num_prev_actions", num_prev_actions)):
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"{name} must be a number of pages or actions, 0 or more, got {count!r}")
         self.rng = random.Random(seed) if rng is None else rng
         if server is None:
             shop = ShopOptions(
-                num_products=num_products, human_goals=bool(human_goals), show_attrs=show_attrs, **options
+                num_products=num_products, human_goals=bool(human_goals), show_attrs=bool(show_attrs), **options
             )
             files = None if file_path is None else ProductFiles.beside(file_path, attr_path, human_attr_path)
             catalogue = open_catalogue(shop, files)
