@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # DAPO on WebShop: GRPO's advantage with a wider clip range above, groups of equal rewards replaced by new tasks, a mean
-# over all tokens, and no KL (arXiv 2503.14476).
+# over all tokens, a growing fine for the last quarter of the longest response, and no KL (arXiv 2503.14476).
 # Everything else is as in gigpo_trainer/run_webshop.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../gigpo_trainer/run_webshop.sh"
 
@@ -14,7 +14,15 @@ recipe+=(
     actor_rollout_ref.actor.loss_agg_mode=token-mean
     actor_rollout_ref.actor.use_kl_loss=False
     actor_rollout_ref.actor.entropy_coeff=0
+    reward_model.overlong_buffer.enable=True
+    reward_model.overlong_buffer.penalty_factor=1.0
 )
-gpu+=(trainer.experiment_name=dapo_qwen2.5_1.5b)
-embedded+=(trainer.experiment_name=dapo_embedded)
+gpu+=(
+    reward_model.overlong_buffer.len=128
+    trainer.experiment_name=dapo_qwen2.5_1.5b
+)
+embedded+=(
+    reward_model.overlong_buffer.len=16
+    trainer.experiment_name=dapo_embedded
+)
 train "$@"

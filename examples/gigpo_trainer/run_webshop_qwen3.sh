@@ -7,7 +7,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/run_webshop.sh"
 
 recipe+=(
-    "data.apply_chat_template_kwargs={enable_thinking: true}"
+    +data.apply_chat_template_kwargs.enable_thinking=True
     actor_rollout_ref.actor.use_kl_loss=False
 )
 gpu+=(
