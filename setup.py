@@ -49,9 +49,7 @@ setup(
     package_data={"": list(DATA)},
     include_package_data=False,
     install_requires=[*requirements("requirements.txt"), "torch>=2.11"],
-    entry_points={  # makers of WebAgentTextEnv-v0 (gymnasium 1.0 and later look at none)
-        "gymnasium.envs": [f"__root__ = {GYM_FACES}:register_gymnasium"],
-        "gym.envs": [f"__root__ = {GYM_FACES}:register_gym"],
-    },
+    # gym finds WebAgentTextEnv-v0 by itself; gymnasium looks at no entry points since 1.0
+    entry_points={"gym.envs": [f"__root__ = {GYM_FACES}:register_gym"]},
     extras_require={"gpu": requirements("requirements/gpu.txt"), "test": requirements("requirements/dev.txt")},
 )

@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urljoin
 
-from agent_system.environments.env_package.webshop.catalogue import Catalogue
 from agent_system.environments.env_package.webshop.generator import write_dataset
-from agent_system.environments.env_package.webshop.nouns import noun_source
+from agent_system.environments.env_package.webshop.goal_store import open_goals, split_goals
+from agent_system.environments.env_package.webshop.goals import NoGoalsError
 from agent_system.environments.env_package.webshop.official_files import check_folder, download
 from agent_system.environments.env_package.webshop.options import ShopOptions
-from agent_system.environments.env_package.webshop.sources import FULL_FILES, SMALL_FILES, ProductFiles, source_of
+from agent_system.environments.env_package.webshop.shop import open_catalogue
+from agent_system.environments.env_package.webshop.sources import FULL_FILES, SMALL_FILES, ProductFiles
 
 logger = logging.getLogger("webshop_data")
 
@@ -73,19 +74,31 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> None:
-    """Build the memory-mapped catalogue that training opens, so that the first run does not have to."""
+    """Build the memory-mapped catalogue and goal lists that training opens, so that the first run does not have to."""
     overrides = {"cache_dir": arguments.cache_dir} if arguments.cache_dir else {}
     options = ShopOptions(
         data_dir=arguments.folder, use_small=not arguments.full, num_products=arguments.num_products, **overrides
     )
-    catalogue = Catalogue.build(source_of(options), options.cache_path, noun_source=noun_source(options.noun_source))
+    catalogue = open_catalogue(options)
     size = sum(path.stat().st_size for path in catalogue.folder.iterdir())
     logger.info("%s: %d products, %.1f MB", catalogue.folder, len(catalogue), size / 1e6)
+    for human in (False, True):
+        try:
+            goals = open_goals(catalogue, human, options.cache_path)
+        except NoGoalsError as error:
+            logger.warning("%s", error)
+            continue
+        split = split_goals(goals, options.validation_goals)
+        logger.info("%s goals: %d, split %s", "human" if human else "synthetic", len(goals), split.digest)
 
 
 def generate(arguments: argparse.Namespace) -> None:
     """Write a generated shop under the official file names."""
-    for path in write_dataset(arguments.folder, arguments.num_products or 1000, arguments.seed):
+    try:
+        paths = write_dataset(arguments.folder, arguments.num_products or 1000, arguments.seed)
+    except OSError as error:
+        raise ValueError(f"{arguments.folder} cannot be written to ({error})") from error
+    for path in paths:
         logger.info("%s: %d bytes", path, path.stat().st_size)
 
 

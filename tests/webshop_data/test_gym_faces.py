@@ -29,9 +29,7 @@ def shop(arguments: dict[str, Any]) -> ShopServer:
 def api_of(library: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        api = pytest.importorskip(library)
-    gym_faces.register()
-    return api
+        return pytest.importorskip(library)
 
 
 @pytest.mark.parametrize("library", gym_faces.LIBRARIES)
@@ -80,17 +78,39 @@ def test_seeds_fix_the_goal(library: str, shop: ShopServer) -> None:
         gym_faces.environment_class(library)(server=shop, render_mode="human")
 
 
-def test_gymnasium_finds_it_by_module_name(arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("library", gym_faces.LIBRARIES)
+@pytest.mark.parametrize(
+    ("imports", "name"),
+    [
+        ("import agent_system; import {library}", gym_faces.ENVIRONMENT_ID),
+        ("import {library}; import agent_system", gym_faces.ENVIRONMENT_ID),
+        ("import {library}", f"agent_system:{gym_faces.ENVIRONMENT_ID}"),
+        ("import {library}", f"{gym_faces.__name__}:{gym_faces.ENVIRONMENT_ID}"),
+    ],
+)
+def test_make_finds_it_whatever_is_imported_first(
+    library: str, imports: str, name: str, arguments: dict[str, Any], shop: ShopServer
+) -> None:
+    api_of(library)
     code = (
-        "import gymnasium\n"
-        f"env = gymnasium.make({gym_faces.__name__ + ':' + gym_faces.ENVIRONMENT_ID!r}, **{arguments!r})\n"
+        f"{imports.format(library=library)}\n"
+        f"env = {library}.make({name!r}, **{arguments!r})\n"
         "env.reset(seed=1)\n"
         "assert env.step('search[shirt]')[2:4] == (False, False)\n"
     )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60, capture_output=True)
+
+
+def test_importing_the_package_imports_neither_library() -> None:
+    code = "import agent_system, sys; assert not {'gym', 'gymnasium', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
 def test_registering_twice_is_harmless_and_other_libraries_are_refused() -> None:
-    assert gym_faces.register() == gym_faces.register()
+    api = api_of("gymnasium")
+    gym_faces.register_with("gymnasium")
+    spec = api.spec(gym_faces.ENVIRONMENT_ID)
+    gym_faces.register_with("gymnasium")
+    assert api.spec(gym_faces.ENVIRONMENT_ID) is spec
     with pytest.raises(ValueError, match="gymnasium and gym"):
         gym_faces.environment_class("other")

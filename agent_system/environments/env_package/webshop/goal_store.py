@@ -87,6 +87,7 @@ def open_goals(
     key = "goals-" + hashlib.sha256(recipe.encode()).hexdigest()[:24]
 
     def write(folder: Path) -> dict[str, Any]:
+        logger.info("making the goal list of %s products", f"{len(catalogue):,}")
         goals = build_goals(catalogue, human, seeding=seeding, rng=random.Random(SHUFFLE_SEED), limit=limit)
         arrays = {name: getattr(goals, name) for name in _ARRAYS if name != "cumulative"}
         arrays["cumulative"] = cumulative_weights(goals.weights)

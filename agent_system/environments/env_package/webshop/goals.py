@@ -32,6 +32,10 @@ NO_CAP = 1000000
 _CAPS = range(10, 1000, 10)
 
 
+class NoGoalsError(ValueError):
+    """A catalogue has no goal of the kind that was asked for."""
+
+
 @dataclass
 class Goal:
     """One task. ``goal_options`` is a dict group -> value (synthetic) or a list of values (human)."""
@@ -212,7 +216,8 @@ def build_goals(
         limit: keep that many goals, drawn by weight; None or -1 keeps all.
 
     Raises:
-        ValueError: there is no goal at all, or ``limit`` is no number of goals.
+        NoGoalsError: there is no goal at all.
+        ValueError: ``limit`` is no number of goals.
     """
     check_limit_goals(limit)
     seeding = GoalSeeding() if seeding is None else seeding
@@ -232,7 +237,7 @@ def build_goals(
         goals = _keep(goals, _draw_distinct(goals, limit, rng))
     if not len(goals):
         kind = "human" if human else "synthetic"
-        raise ValueError(f"the catalogue has no {kind} goal; check env.webshop.human_goals and the instruction files")
+        raise NoGoalsError(f"the catalogue has no {kind} goal; check env.webshop.human_goals and the instruction files")
     return goals
 
 

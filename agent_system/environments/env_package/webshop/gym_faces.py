@@ -1,13 +1,14 @@
 """``WebAgentTextEnv-v0`` for gym and for gymnasium: the text environment behind today's five-tuple API.
 
+    import agent_system
     import gymnasium
-    import agent_system.environments.env_package.webshop.gym_faces
     env = gymnasium.make("WebAgentTextEnv-v0", observation_mode="text", num_products=1000)
     observation, info = env.reset(options={"session": 5})
 
-Importing this module registers with those of the two libraries that are imported already, :func:`register` with all
-that are installed. The import can be left out: ``gymnasium.make("<this module>:WebAgentTextEnv-v0")``, and gym itself
-finds the environment through an entry point of this package.
+``import agent_system`` is enough, before or after the import of the library: this module registers with a library that
+is imported already, and with another at the moment it is imported, so nobody pays for a library that he does not use.
+``gymnasium.make("agent_system:WebAgentTextEnv-v0")`` does without the import. gym also finds the environment by
+itself, through an entry point of the installed package; gymnasium has looked at none since its version 1.0.
 
 Observations and actions are texts; no finite character set covers what product data may hold, so the spaces here take
 any text. ``reset(seed=...)`` seeds the draw of the goal; the goal list itself does not depend on it. The four-tuple of
@@ -17,14 +18,16 @@ old is :class:`.text_env.WebAgentTextEnv` itself.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import random
 import sys
+from collections.abc import Sequence
 from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ENVIRONMENT_ID", "LIBRARIES", "environment_class", "register"]
+__all__ = ["ENVIRONMENT_ID", "LIBRARIES", "environment_class", "register_gym", "register_with"]
 
 ENVIRONMENT_ID = "WebAgentTextEnv-v0"
 LIBRARIES = ("gymnasium", "gym")
@@ -33,29 +36,16 @@ _SAMPLE_WORDS = ("black", "shoes", "water", "bottle", "soft", "cotton", "lamp", 
 _SAMPLE_CLICKS = ("back to search", "next >", "< prev", "description", "features", "reviews", "buy now")
 
 
-def register() -> list[str]:
-    """Make the environment known to each of the two libraries that is installed; returns their names.
-
-    Registering twice is harmless.
-    """
-    found = [name for name in LIBRARIES if importlib.util.find_spec(name) is not None]
-    for name in found:
-        register_with(name)
-    return found
-
-
-def register_gymnasium() -> None:
-    """For the entry point ``gymnasium.envs``, which gymnasium calls when it is imported."""
-    register_with("gymnasium")
-
-
 def register_gym() -> None:
     """For the entry point ``gym.envs``, which gym calls when it is imported."""
     register_with("gym")
 
 
 def register_with(library: str) -> None:
-    """Register with one library. gym's checker of steps needs a name that NumPy 2 dropped, so it stays off there."""
+    """Register with one library; a second time is harmless.
+
+    gym's checker of steps needs a name that NumPy 2 dropped, so it stays off there.
+    """
     registration = importlib.import_module(f"{library}.envs.registration")
     if ENVIRONMENT_ID not in registration.registry:
         registration.register(
@@ -179,9 +169,32 @@ def _spaces(api: ModuleType) -> tuple[type, type]:
     return AnyText, ShopAction
 
 
-for _library in LIBRARIES:
-    if _library in sys.modules:
-        try:
-            register_with(_library)
-        except ImportError:  # the library is being imported at this moment; its entry point registers
-            continue
+class _RegisterOnImport(MetaPathFinder):
+    """Lets the libraries be found as usual, and registers once their modules have run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in LIBRARIES:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_register(module: ModuleType) -> None:
+            run(module)
+            register_with(fullname)
+
+        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def _register_now_or_later() -> None:
+    for library in LIBRARIES:
+        if hasattr(sys.modules.get(library), "make"):  # it is imported, and not at this moment
+            register_with(library)
+    sys.meta_path.insert(0, _RegisterOnImport())
+
+
+_register_now_or_later()

@@ -6,20 +6,25 @@ names; none is built in. Left out: hosts that hide a file behind a web page (the
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import json
 import logging
 import math
 import os
+import re
 import shutil
 import statistics
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +77,61 @@ def download(
         timeout_s: longest silence of a connection.
 
     Raises:
-        DownloadError: the server refuses, stays silent, sends a web page, or the checksum differs.
+        DownloadError: the server refuses, stays silent, sends a web page, the checksum differs, the file cannot be
+            written, or another process is fetching it.
     """
-    if not url.startswith(("http://", "https://", "file://")):
-        raise DownloadError(f"{url!r} is not a url: it should start with http://, https:// or file://")
+    _check_arguments(url, sha256)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and (sha256 is None or file_sha256(target) == sha256.lower()):
         logger.info("%s is there already", target)
         return target
     part = target.with_name(target.name + ".part")
+    with _only_fetcher(part):
+        _fetch(url, part, attempts, timeout_s, pause_s)
+        _verify(url, part, sha256)
+        os.replace(part, target)
+        _note_of(part).unlink(missing_ok=True)
+    return target
+
+
+def _check_arguments(url: str, sha256: str | None) -> None:
+    """Refuse what no server could answer, before anything is fetched."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme == "file" or (parts.scheme in ("http", "https") and parts.hostname and parts.port != 0)
+    except ValueError:
+        usable = False
+    if not usable or re.search(r"[\x00-\x20\x7f]", url):
+        raise DownloadError(
+            f"{url!r} is not a url: it should start with http://, https:// or file:// and hold no spaces (%20)"
+        )
+    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise DownloadError(f"{sha256!r} is not a SHA-256 checksum: that has 64 hexadecimal digits")
+
+
+@contextmanager
+def _only_fetcher(part: Path) -> Iterator[None]:
+    """Held while one process writes ``part``; the system frees it when that process dies.
+
+    Raises:
+        DownloadError: another process holds it.
+    """
+    lock = part.with_name(part.name + ".lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DownloadError(f"another process is fetching {part}: wait for it to end") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _fetch(url: str, part: Path, attempts: int, timeout_s: float, pause_s: float) -> None:
+    """Fill ``part`` over as many connections as it takes, ``attempts`` at most."""
     for attempt in range(attempts):
         try:
             _fetch_rest(url, part, timeout_s)
@@ -89,6 +140,8 @@ def download(
             if error.code < 500:
                 raise DownloadError(f"{url}: the server answers {error.code} {error.reason}") from error
             reason: Exception = error
+        except http.client.InvalidURL as error:
+            raise DownloadError(f"{url!r} is not a url: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             reason = error
         if attempt + 1 == attempts:
@@ -99,10 +152,6 @@ def download(
             )
         logger.warning("%s: %s; trying again", url, reason)
         time.sleep(pause_s * 2**attempt)
-    _verify(url, part, sha256)
-    os.replace(part, target)
-    _note_of(part).unlink(missing_ok=True)
-    return target
 
 
 def _note_of(part: Path) -> Path:
@@ -115,7 +164,8 @@ def _read_note(part: Path, url: str) -> dict[str, str]:
         note = json.loads(_note_of(part).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return note if isinstance(note, dict) and note.get("url") == url and part.exists() else {}
+    known = isinstance(note, dict) and all(isinstance(value, str) for value in note.values())
+    return note if known and note.get("url") == url and part.exists() else {}
 
 
 def _fetch_rest(url: str, part: Path, timeout_s: float) -> None:
@@ -131,7 +181,7 @@ def _fetch_rest(url: str, part: Path, timeout_s: float) -> None:
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        if have == int(note.get("size", -1)):
+        if str(have) == note.get("size"):
             return  # nothing is missing
         part.unlink()
         raise ConnectionError("the server has less than was fetched before") from error
@@ -150,27 +200,48 @@ def _continues(response: Any, have: int) -> bool:
 
 
 def _append(response: Any, part: Path, url: str, have: int, timeout_s: float) -> None:
-    length = response.headers.get("Content-Length")
-    size = have + int(length) if length is not None else None
+    length = response.headers.get("Content-Length", "")
+    size = have + int(length) if re.fullmatch("[0-9]{1,18}", length) else None
     free = shutil.disk_usage(part.parent).free
     if size is not None and size - have > free:
         raise DownloadError(f"{url} needs {size - have:,} more bytes, {part.parent} has {free:,} free")
     etag = response.headers.get("ETag", "")
     validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
     note = {"url": url, "validator": validator, "size": str(size if size is not None else -1)}
-    _note_of(part).write_text(json.dumps(note), encoding="utf-8")
     with (
-        part.open("ab" if have else "wb") as handle,
+        _open_part(part, have, note) as handle,
         tqdm(
             total=size, initial=have, desc=part.name.removesuffix(".part"), unit="B", unit_scale=True, disable=None
         ) as bar,
     ):
         while block := response.read(_BLOCK):
-            handle.write(block)
+            _write_all(handle, block)
             bar.update(len(block))
             have += len(block)
     if size is not None and have < size:
         raise ConnectionError(f"the connection ended after {have:,} of {size:,} bytes")
+
+
+def _open_part(part: Path, have: int, note: dict[str, str]) -> FileIO:
+    """The partial file, to go on after ``have`` bytes; emptied before the note says what the new ones are a part of."""
+    try:
+        handle = FileIO(part, "a" if have else "w")
+        _note_of(part).write_text(json.dumps(note), encoding="utf-8")
+    except OSError as error:
+        raise DownloadError(f"{part} cannot be written ({error})") from error
+    return handle
+
+
+def _write_all(handle: FileIO, block: bytes) -> None:
+    """Write a block. An error here is the disk's and not the connection's: trying again would not help."""
+    rest = memoryview(block)
+    while rest:
+        try:
+            rest = rest[handle.write(rest) :]
+        except OSError as error:
+            raise DownloadError(
+                f"{handle.name} cannot be written ({error}); what is there stays, run the same command again to go on"
+            ) from error
 
 
 def _verify(url: str, part: Path, sha256: str | None) -> None:
