@@ -16,6 +16,7 @@ from torch import nn
 from verl.models.logprobs import token_log_probs
 from verl.models.packing import PackedRows
 
+VALUE_HEAD = "score"  # what transformers calls the head of a token-classification model
 
 def install_log_prob_head(model: nn.Module) -> nn.Module:
     """Teach a causal language model of transformers the packed log-probability forward; returns the model."""
@@ -46,7 +47,8 @@ def install_value_head(model: nn.Module) -> nn.Module:
         if predict_index is None:
             return plain_forward(*args, **kwargs)
         hidden = getattr(self, self.base_model_prefix)(**kwargs).last_hidden_state[0]
-        values = self.score(hidden[predict_index].to(self.score.weight.dtype))
+        head = getattr(self, VALUE_HEAD)
+        values = head(hidden[predict_index].to(head.weight.dtype))
         return values.float().flatten().clone()  # FSDP hooks its outputs, which must not be views
 
     model.forward = types.MethodType(forward, model)

@@ -28,11 +28,25 @@ ADAPTER = "default"
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """``rank`` > 0; the update is scaled by ``alpha / rank``. ``target_modules`` as peft takes it."""
+    """``rank`` > 0; the update is scaled by ``alpha / rank``. ``target_modules`` as peft takes it.
+
+    ``head`` names a module outside the decoder that is trained whole and gets no adapter: a critic's value head starts
+    from random numbers, and an adapter could only add to them.
+    """
 
     rank: int
     alpha: float
     target_modules: str | tuple[str, ...] = "all-linear"
+    head: str | None = None
+
+    @property
+    def task_type(self) -> str:
+        """peft's name for what the model does."""
+        return "TOKEN_CLS" if self.head else "CAUSAL_LM"
+
+    def trains(self, name: str) -> bool:
+        """Whether the parameter of that name is trained."""
+        return "lora_" in name or (self.head is not None and name.startswith(f"{self.head}."))
 
     def peft_config(self) -> LoraConfig:
         """The equivalent peft config; peft is imported only where it is used."""
@@ -40,17 +54,22 @@ class LoraSettings:
 
         targets = self.target_modules if isinstance(self.target_modules, str) else list(self.target_modules)
         return LoraConfig(
-            task_type="CAUSAL_LM", r=self.rank, lora_alpha=self.alpha, target_modules=targets, bias="none"
+            task_type=self.task_type,
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=targets,
+            exclude_modules=[self.head] if self.head else None,
+            bias="none",
         )
 
 
 def add_lora(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Inject trainable adapters and freeze the rest, in place."""
+    """Inject trainable adapters and freeze the rest but the head of ``settings``, in place."""
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(settings.peft_config(), model, adapter_name=ADAPTER)
     for name, param in model.named_parameters():
-        param.requires_grad_("lora_" in name)
+        param.requires_grad_(settings.trains(name))
         param.data = param.data.to(model.dtype) if not param.is_meta else param.data
     return model
 
@@ -75,7 +94,7 @@ def save_adapter(folder: str | Path, state: Mapping[str, torch.Tensor], settings
     """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as peft reads them.
 
     Args:
-        state: full tensors by name; those without ``lora_`` are left out.
+        state: full tensors by name; those that are not trained are left out.
         base: the base model's path, recorded in the adapter config.
     """
     from safetensors.torch import save_file
@@ -85,10 +104,15 @@ def save_adapter(folder: str | Path, state: Mapping[str, torch.Tensor], settings
     tensors = {
         "base_model.model." + name.replace(f".{ADAPTER}.", "."): tensor.contiguous()
         for name, tensor in state.items()
-        if "lora_" in name
+        if settings.trains(name)
     }
     save_file(tensors, folder / "adapter_model.safetensors")
     config = settings.peft_config().to_dict()
-    config.update(base_model_name_or_path=base, peft_type="LORA", task_type="CAUSAL_LM", inference_mode=True)
-    config["target_modules"] = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in tensors})
+    config.update(base_model_name_or_path=base, peft_type="LORA", inference_mode=True)
+    adapted = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in tensors if ".lora_" in name}
+    config.update(
+        task_type=settings.task_type,
+        target_modules=sorted(adapted),
+        modules_to_save=[settings.head] if settings.head else None,
+    )
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, default=str), encoding="utf-8")

@@ -366,7 +366,7 @@ class CriticWorker(CheckpointedWorker):
             self.scheduler,
             tokenizer,
             contents=config.checkpoint.contents,
-            lora=lora_settings(model),
+            lora=lora_settings(model, kind="value"),
             base_path=path,
         )
 

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl.models.build import ModelSpec, build_model
+from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
 from verl.utils.fsdp_utils import ShardingOptions, to_torch_dtype
 from verl.utils.lr_schedule import (
@@ -19,13 +20,16 @@ from verl.utils.lr_schedule import (
 )
 
 
-def lora_settings(model: Any) -> LoraSettings | None:
-    """``lora_rank``, ``lora_alpha``, ``target_modules`` of a model section; None when LoRA is off."""
+def lora_settings(model: Any, kind: str = "causal_lm") -> LoraSettings | None:
+    """``lora_rank``, ``lora_alpha``, ``target_modules`` of a model section; None when LoRA is off.
+
+    ``kind`` is that of ``ModelSpec``: a value model's head is trained whole.
+    """
     if model.lora_rank <= 0:
         return None
     targets = model.target_modules
     targets = targets if isinstance(targets, str) else tuple(targets)
-    return LoraSettings(model.lora_rank, model.lora_alpha, targets)
+    return LoraSettings(model.lora_rank, model.lora_alpha, targets, VALUE_HEAD if kind == "value" else None)
 
 
 def sharding_options(fsdp: Any, device: str, compile_layers: bool = False) -> ShardingOptions:
@@ -67,7 +71,7 @@ def build_role_model(
         override_config=dict(model.override_config),
         gradient_checkpointing=trainable and model.enable_gradient_checkpointing,
         trust_remote_code=model.trust_remote_code,
-        lora=lora_settings(model) if trainable else None,
+        lora=lora_settings(model, kind) if trainable else None,
     )
     module = build_model(spec, mesh, sharding_options(fsdp, mesh.device_type, compile_layers))
     if not trainable:

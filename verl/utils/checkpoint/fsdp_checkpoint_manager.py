@@ -165,7 +165,7 @@ class FSDPCheckpointManager:
         if dist.get_rank() == 0:
             save_model_description(self.model, folder, self.processing_class)
         if self.lora is not None:
-            adapter = {name: tensor.cpu() for name, tensor in full_parameters(self.model) if "lora_" in name}
+            adapter = {name: tensor.cpu() for name, tensor in full_parameters(self.model) if self.lora.trains(name)}
             if dist.get_rank() == 0:
                 save_adapter(folder / "lora_adapter", adapter, self.lora, self.base_path)
         if "hf_model" in self.contents:
