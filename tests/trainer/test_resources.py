@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.config import default_config
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups, worker_env_vars
 
 
 def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypatch) -> None:
@@ -26,3 +26,17 @@ def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypa
     groups = create_worker_groups(config, {Role.ActorRollout: "actor", Role.Critic: "critic"}, pools, use_critic=True)
     assert groups.critic == "critic" and built["critic"]["response_length"] == 33
     assert built["critic"]["device"] == built["actor"]["device"] == "cpu"
+
+
+def test_compiled_kernels_are_kept_in_one_folder_unless_the_environment_says_where(monkeypatch, tmp_path) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    overrides = ("preset=embedded", "trainer.device=cuda", f"trainer.compile_cache_dir={tmp_path}")
+    variables = worker_env_vars(default_config(*overrides))
+    assert variables["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert variables["VLLM_CACHE_ROOT"] == str(tmp_path / "vllm")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/elsewhere")
+    variables = worker_env_vars(default_config(*overrides))
+    assert "VLLM_CACHE_ROOT" not in variables and "TORCHINDUCTOR_CACHE_DIR" in variables
+    for other in ("trainer.compile_cache_dir=null", "trainer.device=cpu"):
+        assert "TORCHINDUCTOR_CACHE_DIR" not in worker_env_vars(default_config(*overrides, other))

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from verl.trainer.ppo.timing import StepTimer
+from verl.trainer.ppo.timing import StartupLedger, StepTimer
 
 
 def test_phases_and_other_sum_to_the_step():
@@ -21,3 +21,16 @@ def test_nested_phases_are_refused():
     timer = StepTimer()
     with pytest.raises(AssertionError, match="would count twice"), timer.phase("gen"), timer.phase("adv"):
         pass
+
+
+def test_parts_of_a_start_overlap_and_the_slowest_rank_counts():
+    ledger = StartupLedger()
+    with ledger.part("waiting"), ledger.part("environments"):
+        time.sleep(0.02)
+    ledger.add([{"startup/engine": 3.0}, {"startup/engine": 5.0, "startup/model": 1.0}, None])
+    ledger.mark("ready")
+    seconds = ledger.seconds()
+    assert seconds["startup/waiting"] >= seconds["startup/environments"] >= 0.02
+    assert (seconds["startup/engine"], seconds["startup/model"]) == (5.0, 1.0)
+    assert seconds["startup/ready"] >= seconds["startup/driver"] > 0
+    assert "engine 5.0" in str(ledger)

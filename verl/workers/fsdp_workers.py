@@ -104,22 +104,31 @@ class ActorRolloutRefWorker(CheckpointedWorker):
     # -- set-up -------------------------------------------------------------------------------------------------
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self, total_training_steps: int | None = None) -> None:
+    def init_model(self, total_training_steps: int | None = None) -> dict[str, float]:
         """Load the models and, last, start the engine.
 
         Args:
             total_training_steps: length of the learning-rate schedule; None takes the config's.
+
+        Returns:
+            Seconds of ``startup/model``, ``startup/reference`` and ``startup/engine``.
         """
+        seconds: dict[str, float] = {}
         model = self.config.model
         self.path = copy_to_local(model.path, use_shm=model.use_shm, key="actor_rollout_ref.model.path")
         self.tokenizer = hf_tokenizer(self.path, trust_remote_code=model.trust_remote_code)
         self.generation_config = get_generation_config(self.path, model.trust_remote_code)
-        if self.is_actor or self.is_rollout:
-            self._build_actor(total_training_steps)
-        if self.is_ref:
-            self._build_reference()
-        if self.is_rollout:
-            self._build_engine()
+        parts = {
+            "model": (self.is_actor or self.is_rollout, lambda: self._build_actor(total_training_steps)),
+            "reference": (self.is_ref, self._build_reference),
+            "engine": (self.is_rollout, self._build_engine),
+        }
+        for name, (wanted, build) in parts.items():
+            if wanted:
+                begin = time.perf_counter()
+                build()
+                seconds[f"startup/{name}"] = time.perf_counter() - begin
+        return seconds
 
     def _build_actor(self, total_training_steps: int | None) -> None:
         config = self.config

@@ -7,7 +7,6 @@ update, log. What a phase does lies in the module its name says: rows over ranks
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import rollout_gap_metrics
 from verl.trainer.ppo.termination import TerminationGuard
-from verl.trainer.ppo.timing import StepTimer
+from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
 from verl.trainer.ppo.validation import success_by_task, validation_metrics
 from verl.utils.tracking import Tracking
@@ -104,6 +103,7 @@ class RayPPOTrainer:
         )
         self.world_size = resource_pool_manager.get_n_gpus()
         self.global_steps = 0
+        self.startup: StartupLedger | None = StartupLedger()
         self.checkpoint_root = Path(config.trainer.default_local_dir).expanduser().absolute()
         self.run_dir = Path(config.trainer.run_dir).expanduser().absolute()
         self._create_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
@@ -134,20 +134,22 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Start the ranks, load the models and, at the same time, build the environments."""
-        begin = time.perf_counter()
-        groups = create_worker_groups(
-            self.config, self.role_worker_mapping, self.resource_pool_manager, self.use_critic
-        )
+        assert self.startup is not None, "ranks start once"
+        with self.startup.part("processes"):
+            groups = create_worker_groups(
+                self.config, self.role_worker_mapping, self.resource_pool_manager, self.use_critic
+            )
         self.worker_group, self.actor_rollout_wg, self.critic_wg = groups.root, groups.actor_rollout, groups.critic
         ranks, limit = list(range(self.world_size)), self.config.trainer.start_timeout
         loading = []
         # the actor last, so that its engine sees what memory the others leave
         for group in filter(None, (self.critic_wg, self.actor_rollout_wg)):
             loading.append((group, group.execute_ranks_async(ranks, "init_model", self.total_training_steps)))
-        self.envs, self.val_envs = self._make_envs()
-        for group, refs in loading:
-            group.get(refs, method="init_model", timeout=limit)
-        logger.info("ranks and environments are ready after %.1f s", time.perf_counter() - begin)
+        with self.startup.part("environments"):
+            self.envs, self.val_envs = self._make_envs()
+        with self.startup.part("waiting_for_ranks"):
+            for group, refs in loading:
+                self.startup.add(group.get(refs, method="init_model", timeout=limit))
 
     # ------------------------------------------------------------------ the loop
 
@@ -163,7 +165,11 @@ class RayPPOTrainer:
 
     def _train(self) -> dict[str, float]:
         last_val: dict[str, float] = {}
-        self._verify_weight_sync()
+        assert self.startup is not None, "training starts once"
+        with self.startup.part("probe"):
+            self._verify_weight_sync()
+        self.startup.mark("ready")
+        logger.info("seconds of the start-up: %s", self.startup)
         if self.config.trainer.val_before_train and self.val_envs is not None:
             last_val = self._validate()
             self.tracker.log(last_val, step=self.global_steps)
@@ -318,6 +324,10 @@ class RayPPOTrainer:
         )
         metrics.update(compute_timing_metrics(batch=rows, timing_raw=seconds))
         metrics.update(compute_throughout_metrics(batch=rows, timing_raw=seconds, n_gpus=self.world_size))
+        if self.startup is not None:
+            self.startup.mark("first_step_done")
+            metrics.update(self.startup.seconds())
+            self.startup = None
         self.tracker.log(metrics, step=self.global_steps)
 
     # ------------------------------------------------------------------ validation

@@ -1,8 +1,10 @@
 """Which worker plays which role on which ranks."""
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -74,6 +76,10 @@ def worker_env_vars(config: PPOTrainerConfig) -> dict[str, str]:
     }
     if config.trainer.device == "cpu":
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    elif config.trainer.compile_cache_dir is not None:
+        folder = Path(config.trainer.compile_cache_dir).expanduser().absolute()
+        caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
+        env |= {name: str(folder / part) for name, part in caches.items() if name not in os.environ}
     return env
 
 

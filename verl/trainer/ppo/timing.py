@@ -1,9 +1,13 @@
-"""The ledger of one training step: every second belongs to exactly one phase."""
+"""The ledgers of time: of one training step, whose every second belongs to exactly one phase, and of the start-up."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+import psutil
+
+PROCESS_SECONDS = "startup/driver"
 
 
 class StepTimer:
@@ -41,3 +45,44 @@ class StepTimer:
         seconds["other"] = step - sum(self._seconds.values())
         seconds["step"] = step
         return seconds
+
+
+class StartupLedger:
+    """Seconds of the parts of a start as ``startup/*``. Parts may run side by side, so they need not add up.
+
+    ``startup/driver`` is what this process took until the ledger was made: imports, configuration, Ray, data.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = {PROCESS_SECONDS: process_age()}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Charge the time spent inside to ``startup/<name>``."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[f"startup/{name}"] = time.perf_counter() - begin
+
+    def add(self, reports: Iterable[Mapping[str, float] | None]) -> None:
+        """What ranks report of their own start (seconds by ``startup/*``); of each entry the longest counts."""
+        for report in reports:
+            for key, seconds in (report or {}).items():
+                self._seconds[key] = max(self._seconds.get(key, 0.0), seconds)
+
+    def mark(self, name: str) -> None:
+        """Record the age of this process as ``startup/<name>``."""
+        self._seconds[f"startup/{name}"] = process_age()
+
+    def seconds(self) -> dict[str, float]:
+        return dict(self._seconds)
+
+    def __str__(self) -> str:
+        parts = (f"{key.removeprefix('startup/')} {seconds:.1f}" for key, seconds in self._seconds.items())
+        return ", ".join(parts)
+
+
+def process_age() -> float:
+    """Seconds since this process started."""
+    return time.time() - psutil.Process().create_time()

@@ -40,6 +40,7 @@ class TrainerConfig(ConfigNode):
     ray_wait_register_center_timeout: int
     start_timeout: float
     step_timeout: float
+    compile_cache_dir: str | None
     progress_bar: bool
 
 
