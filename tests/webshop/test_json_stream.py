@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -91,3 +92,30 @@ def test_damage_in_the_middle_is_found_at_once(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(DataFileError, match="record 0"):
         list(iter_array(path))
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (gzip.compress(b'[{"asin": "A"}]')[:20], "a gzip archive: unpack it first"),
+        (b"PK\x03\x04\x14\x00", "a zip archive"),
+        (b"\n<!DOCTYPE html><html>", "the page of a download"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git lfs pull"),
+    ],
+)
+def test_files_that_are_no_json_say_what_they_are(data: bytes, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "items.json"
+    path.write_bytes(data)
+    for read in (iter_array, iter_object):
+        with pytest.raises(DataFileError, match=f"items.json: not a JSON file but .*{what}"):
+            list(read(path))
+
+
+@pytest.mark.parametrize("data", [b"[1, \xff]", "[1]".encode("utf-16"), b"[" * 100_000, b"[" + b"9" * 5000 + b"]"])
+def test_bytes_that_are_no_json_name_the_file(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "items.json"
+    path.write_bytes(data)
+    with pytest.raises(DataFileError, match="items.json: (record 0|at its start)"):
+        list(iter_array(path))
+    with pytest.raises(DataFileError, match="cannot be read"):
+        list(iter_array(tmp_path))

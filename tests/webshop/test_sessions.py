@@ -95,6 +95,41 @@ def test_goal_index_outside(shop: ShopServer) -> None:
         ShopSession(shop, mode="picture")
 
 
+@pytest.mark.parametrize("index", ["3", "", 2.0, [1], object()])
+def test_goal_index_that_is_no_integer(index: object, shop: ShopServer) -> None:
+    session = ShopSession(shop)
+    with pytest.raises(ValueError, match=f"an integer from 0 to {len(shop.goals) - 1}, got"):
+        session.reset(index)  # type: ignore[arg-type]
+    assert session.reset(3).startswith("WebShop"), "the session can still be used"
+
+
+@pytest.mark.parametrize("action", [None, 5, b"search[tea]", ["search[tea]"]])
+def test_action_that_is_no_text(action: object, shop: ShopServer) -> None:
+    session, env = ShopSession(shop), WebAgentTextEnv("text", server=shop)
+    first = session.reset(0)
+    env.reset(0)
+    for step in (session.step, env.step):
+        with pytest.raises(ValueError, match="an action is a text such as 'search"):
+            step(action)  # type: ignore[arg-type]
+    assert session.observation() == env.observation == first
+
+
+def test_step_without_an_episode(shop: ShopServer) -> None:
+    session = ShopSession(shop)
+    with pytest.raises(ValueError, match="call reset before step"):
+        session.step("search[tea]")
+    session.reset(0)
+    session.close()
+    with pytest.raises(ValueError, match="call reset before step"):
+        session.step("search[tea]")
+
+
+@pytest.mark.parametrize("arguments", [{"num_prev_obs": -1}, {"num_prev_actions": "3"}, {"observation_mode": None}])
+def test_arguments_of_the_text_environment(arguments: dict, shop: ShopServer) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments)).replace("_", "[_ ]")):
+        WebAgentTextEnv(server=shop, **arguments)
+
+
 @pytest.mark.parametrize(
     "action",
     [

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from webshop_golden import golden
 
+from agent_system.environments.env_package.webshop import catalogue as catalogue_module
+from agent_system.environments.env_package.webshop import goal_store as goal_store_module
 from agent_system.environments.env_package.webshop.catalogue import Catalogue
 from agent_system.environments.env_package.webshop.goal_store import open_goals, split_goals
 from agent_system.environments.env_package.webshop.goals import build_goals, draw_cap
@@ -135,7 +137,10 @@ def test_tolerant_reading_keeps_the_texts_of_an_instruction(cache_dir: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("pricing", "tag"), [(12.5, "$12.5"), (7, "$7.0"), ("12.99", "$100.0"), ("$", "$100.0"), (True, "$100.0")]
+    ("pricing", "tag"), [
+        (12.5, "$12.5"), (7, "$7.0"), ("12.99", "$100.0"), ("$", "$100.0"), (True, "$100.0"), (-5, "$100.0"),
+        (float("nan"), "$100.0"), (float("inf"), "$100.0"), (10**400, "$100.0"),
+    ],
 )
 def test_tolerant_prices(pricing: object, tag: str) -> None:
     (product,), report = _products(pricing=pricing)
@@ -244,6 +249,92 @@ def test_settings() -> None:
             ShopOptions(num_products=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="env.webshop.noun_source"):
         load_shop(noun_source="/no/such/file")
+    assert ShopOptions(cache_dir=Path("a"), data_dir=Path("b")).cache_dir == "a"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("noun_source", (None, 5, "", ["lexicon"])),
+        ("cache_dir", (None, "", 3)),
+        ("data_dir", ("", 3, ["a"])),
+        ("seed", (None, "0", 1.5, True)),
+        ("validation_goals", (None, -1, "500")),
+        ("limit_goals", (0, -2, "5", 2.5, True)),
+        ("use_small", (None, "false", 1)),
+        ("human_goals", (None, "yes")),
+        ("build_timeout", (0, -1, "60", None, float("nan"))),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(key: str, values: tuple) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"env.webshop.{key} must"):
+            load_shop(**{key: value})
+
+
+def test_noun_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "nouns.json"
+    for text in ('{"a title": 5}', '{"a title": ["x", null]}', "[" * 100_000, '{"a": ["\xff"]}', ""):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(ValueError, match="env.webshop.noun_source=.*nouns.json"):
+            load_shop(noun_source=str(path))
+
+
+def test_a_new_version_of_the_code_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a catalogue covers what reads, analyses and writes it; that of a goal list also what draws goals."""
+    first = load_shop(num_products=40, cache_dir=str(tmp_path))
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    for module in (catalogue_module, goal_store_module):
+        monkeypatch.setattr(module, "code_digest", lambda *patterns: "another version")
+    second = load_shop(num_products=40, cache_dir=str(tmp_path))
+    assert len({path.name for path in tmp_path.iterdir() if path.is_dir()} - folders) == 2
+    assert second.catalogue.key != first.catalogue.key
+    assert (second.split.digest, second.catalogue.content) == (first.split.digest, first.catalogue.content)
+
+
+def test_the_code_of_a_catalogue_is_named_in_full() -> None:
+    """Every module of the engine that building a catalogue runs is in its key, or in the key of nouns or generator."""
+    code = (
+        "import sys; from pathlib import Path; import agent_system.environments.env_package.webshop.catalogue as c;"
+        "folder = Path(c.__file__).parent;"
+        "print(*sorted(Path(m.__file__).name for m in list(sys.modules.values())"
+        "  if getattr(m, '__file__', None) and Path(m.__file__).parent == folder))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    apart = {"__init__.py", "gym_faces.py", "options.py", "nouns.py", "noun_tagger.py"}
+    named = set(catalogue_module._CODE)
+    loaded = {name for name in found.stdout.split() if not name.startswith("generator")}
+    assert loaded - apart == named
+
+
+def test_the_embedded_shop_stays_what_the_shipped_model_has_learnt(cache_dir: Path) -> None:
+    """Other products, goals or an other order make the shipped model's figures void: it has to be trained anew then."""
+    shop = load_shop(cache_dir=str(cache_dir))
+    assert (shop.catalogue.content, shop.split.digest) == ("d4f46b0ddfc8dd8d3e459158cc3f60b9", "a076b605a005a778")
+
+
+@pytest.mark.parametrize("num_products", [1, 2, 3, 5])
+def test_tiny_shops_work_or_say_why_not(num_products: int, cache_dir: Path) -> None:
+    for seed in range(4):
+        shop = load_shop(num_products=num_products, seed=seed, cache_dir=str(cache_dir))
+        session = ShopSession(shop)
+        session.reset(0)
+        assert session.step(f"search[{session.goal.name}]")[3]["available_actions"]["clickables"][2:]
+    with pytest.raises(ValueError, match="env.webshop.num_products must be between"):
+        load_shop(num_products=10**10, cache_dir=str(cache_dir))
+
+
+def test_half_characters_of_the_data_are_replaced(cache_dir: Path) -> None:
+    """JSON can spell half a surrogate pair, which no page could be encoded with; whole pairs stay what they mean."""
+    record = _record(
+        name="half \ud83d cup", small_description=["whole \ud83d\ude42"], category="c\udfff",
+        customization_options={"si\ud800ze": [{"value": "x\udc00", "image": 7}]},
+    )  # fmt: skip
+    source = GivenProducts([record], {}, {})
+    product = Catalogue.build(source, cache_dir, noun_source=LexiconNouns()).product(0)
+    assert (product.title, product.category) == ("half \ufffd cup", "c\ufffd")
+    assert product.bullets == ["whole \U0001f642"]
+    assert product.options == {"si\ufffdze": ["x\ufffd"]} and product.option_images == {"x\ufffd": None}
 
 
 def _play(arguments: tuple[str, int]) -> list[str]:

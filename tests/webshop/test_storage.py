@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_system.environments.env_package.webshop import storage
+from agent_system.environments.env_package.webshop.session import load_shop
 from agent_system.environments.env_package.webshop.storage import (
     ArrayWriter,
     DamagedFilesError,
@@ -137,6 +140,81 @@ def test_leftovers_of_a_killed_builder_are_removed(tmp_path: Path) -> None:
     (tmp_path / "key.building-999999" / "half.npy").write_text("x")
     _open(tmp_path)
     assert not (tmp_path / "key.building-999999").exists()
+
+
+def test_leftovers_of_other_names_go_when_their_builder_is_gone(tmp_path: Path) -> None:
+    for name in ("gone", "alive"):
+        (tmp_path / f"{name}.building-999999").mkdir(parents=True)
+    with FileLock(tmp_path / "alive.lock", 1, "building"):
+        _open(tmp_path)
+    assert not (tmp_path / "gone.building-999999").exists() and (tmp_path / "alive.building-999999").exists()
+
+
+def _build_without_end(root: str) -> None:
+    def build(folder: Path) -> dict:
+        (folder / "half.npy").write_text("x")
+        (Path(root) / "started").touch()
+        time.sleep(60)
+        return {}
+
+    open_or_build(Path(root), "key", build, 30, "a test")
+
+
+def test_a_killed_builder_hinders_nobody(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_build_without_end, args=(str(tmp_path),))
+    process.start()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline and process.is_alive()
+        time.sleep(0.01)
+    with pytest.raises(TimeoutError):
+        open_or_build(tmp_path, "key", _build, 0.05, "a test")
+    process.kill()
+    process.join(30)
+    folder, _ = _open(tmp_path)
+    np.testing.assert_array_equal(open_array(folder, "numbers"), np.arange(1000))
+    assert not list(tmp_path.glob("*.building-*"))
+
+
+@pytest.mark.parametrize("limit", [100, 5_000, 20_000, 45_000])
+def test_a_limit_on_file_sizes_is_an_error_that_names_the_folder(limit: int, tmp_path: Path) -> None:
+    """Whichever file meets it, from the first texts (100 bytes) to the goal list; and the next build is whole."""
+    code = (
+        "import resource, sys;"
+        "from agent_system.environments.env_package.webshop.session import load_shop;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY));\n"
+        "try: load_shop(num_products=200, cache_dir=sys.argv[1])\n"
+        "except ValueError as error: print(error)"
+    )
+    arguments = [sys.executable, "-c", code, str(tmp_path), str(limit)]
+    found = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert f"could not be built in env.webshop.cache_dir={tmp_path} ([Errno 27] File too large)" in found.stdout
+    assert not list(tmp_path.glob("*.building-*"))
+    assert len(load_shop(num_products=200, cache_dir=str(tmp_path)).catalogue) == 200
+
+
+def test_the_disk_is_asked_for_the_index_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped file that the disk has no room for would end the process with a signal."""
+
+    def no_room(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(ValueError, match="env.webshop.cache_dir=.*No space left"):
+        load_shop(num_products=20, cache_dir=str(tmp_path))
+
+
+def test_a_built_catalogue_opens_from_a_folder_nobody_can_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = load_shop(num_products=40, cache_dir=str(tmp_path))
+    names = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # what a user who is not root would be told
+    opened = load_shop(num_products=40, cache_dir=str(tmp_path))
+    assert opened.split == built.split and sorted(tmp_path.iterdir()) == names
+    with pytest.raises(ValueError, match="env.webshop.cache_dir=.* cannot be written to, and the catalogue"):
+        load_shop(num_products=41, cache_dir=str(tmp_path))
 
 
 def _slow_build(folder: Path) -> dict:

@@ -85,7 +85,6 @@ def test_seeds_fix_the_goal(library: str, shop: ShopServer) -> None:
         ("import agent_system; import {library}", gym_faces.ENVIRONMENT_ID),
         ("import {library}; import agent_system", gym_faces.ENVIRONMENT_ID),
         ("import {library}", f"agent_system:{gym_faces.ENVIRONMENT_ID}"),
-        ("import {library}", f"{gym_faces.__name__}:{gym_faces.ENVIRONMENT_ID}"),
     ],
 )
 def test_make_finds_it_whatever_is_imported_first(

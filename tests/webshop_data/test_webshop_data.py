@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,10 +20,12 @@ from agent_system.environments.env_package.webshop import generator
 from agent_system.environments.env_package.webshop.json_stream import DataFileError
 from agent_system.environments.env_package.webshop.official_files import (
     DownloadError,
+    _only_fetcher,
     check_folder,
     download,
     file_sha256,
 )
+from agent_system.environments.env_package.webshop.session import load_shop
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "data_preprocess" / "webshop_data.py"
 
@@ -153,6 +157,60 @@ def test_wrong_checksums_pages_and_refusals_say_what_happened(served: FileServer
         download(served.url + name, tmp_path / name, attempts=2, pause_s=0.01)
 
 
+@pytest.mark.parametrize("url", ["http://", "https:///x", "http://host/a b.json", "http://host:99999/x", "ftp://h/x", ""])
+def test_urls_that_cannot_work_are_refused_at_once(url: str, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="is not a url"):
+        download(url, tmp_path / "x.json", pause_s=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("checksum", ["", "abc", "z" * 64, "0" * 65])
+def test_checksums_that_are_none_are_refused_before_anything_is_fetched(
+    checksum: str, served: FileServer, tmp_path: Path
+) -> None:
+    with pytest.raises(DownloadError, match="not a SHA-256 checksum"):
+        download(served.url + generator.SMALL_FILES[0], tmp_path / "x.json", checksum)
+    assert served.requests == []
+
+
+def test_one_process_fetches_a_file_at_a_time(served: FileServer, tmp_path: Path) -> None:
+    name = generator.SMALL_FILES[0]
+    with _only_fetcher(tmp_path / f"{name}.part"):
+        with pytest.raises(DownloadError, match="another process is fetching"):
+            download(served.url + name, tmp_path / name)
+    assert served.requests == []
+    download(served.url + name, tmp_path / name)
+    assert [path.name for path in tmp_path.glob("items*")] == [name]
+
+
+def test_a_file_that_cannot_be_written_is_not_tried_again_and_goes_on_later(served: FileServer, tmp_path: Path) -> None:
+    """A limit on file sizes stands for the full disk: one request, the bytes that fit stay and are continued."""
+    name = generator.SMALL_FILES[0]
+    code = (
+        "import resource, sys; from pathlib import Path;"
+        "from agent_system.environments.env_package.webshop.official_files import download;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY));\n"
+        "try: download(sys.argv[1], Path(sys.argv[2]), pause_s=60)\n"
+        "except ValueError as error: print(error)"
+    )
+    arguments = [sys.executable, "-c", code, served.url + name, str(tmp_path / name)]
+    found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert "cannot be written ([Errno 27] File too large)" in found.stdout, found.stderr
+    assert len(served.requests) == 1
+    download(served.url + name, tmp_path / name)
+    assert served.requests[-1][1] == "bytes=5000-"
+    assert (tmp_path / name).read_bytes() == (served.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"url": 5}', '{"url": "URL", "size": "many", "validator": "x"}', "{" * 9999])
+def test_a_damaged_note_beside_a_partial_file_only_costs_the_part(note: str, served: FileServer, tmp_path: Path) -> None:
+    name = generator.SMALL_FILES[1]
+    (tmp_path / f"{name}.part").write_bytes(b"something else")
+    (tmp_path / f"{name}.part.json").write_text(note.replace("URL", served.url + name), encoding="utf-8")
+    download(served.url + name, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == (served.folder / name).read_bytes()
+
+
 def test_a_file_that_is_there_is_not_fetched_again(served: FileServer, tmp_path: Path) -> None:
     name = generator.SMALL_FILES[0]
     download(served.url + name, tmp_path / name)
@@ -205,7 +263,10 @@ def test_the_command_line_from_fetch_to_catalogue(
     assert script.main([*fetch, "--json", str(report)]) == 0
     assert json.loads(report.read_text("utf-8"))["products"] == 150
     assert script.main(["convert", str(folder), "--cache-dir", str(tmp_path / "cache")]) == 0
-    assert "150 products" in caplog.text
+    assert "150 products" in caplog.text and "synthetic goals: " in caplog.text and "human goals: " in caplog.text
+    built = sorted((tmp_path / "cache").iterdir())
+    load_shop(data_dir=str(folder), cache_dir=str(tmp_path / "cache"), human_goals=True)
+    assert sorted((tmp_path / "cache").iterdir()) == built, "the first run finds everything built"
     assert script.main(["check", str(folder), "--full"]) == 1
     assert "use_small" in caplog.text
     assert script.main(["fetch", str(tmp_path / "none")]) == 1
