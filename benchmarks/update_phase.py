@@ -1,33 +1,48 @@
-"""How fast a rank updates the policy: tokens per second and model FLOPs utilisation of the real actor.
+"""How fast ranks update the policy: tokens per second and model FLOPs utilisation of the real actor, several ways.
 
-    python3 -m benchmarks.update_phase                      # Qwen2.5-1.5B shape, random weights, on this GPU
+    python3 -m benchmarks.update_phase                              # Qwen2.5-1.5B shape, random weights, on this GPU
+    torchrun --nproc_per_node 2 -m benchmarks.update_phase          # on two
+    python3 -m benchmarks.update_phase --arms fit-compiled padded   # some of the ways only
     python3 -m benchmarks.update_phase --shape tiny --device cpu
 
-Rows have the lengths of WebShop steps. ``--padded`` pads each prompt to 4,096 tokens and each response to 512, and runs
-the padding through the model, as a trainer without packing does.
+Rows have the lengths of WebShop steps. The ways:
+
+* ``plain``: what one writes without this trainer: a transformers model under FSDP2, 8 rows padded to 1,536 tokens, its
+  own attention (sdpa), every layer recomputed, full logits. Its tokens per second count padding.
+* ``padded``: the actor here, with each prompt padded to 4,096 tokens and each response to 512, and the padding run
+  through the model, as a trainer without packing does.
+* ``all``, ``fit``, ``none``: the actor here on packed rows, recomputing every layer, as many as memory asks for, or
+  none; with ``-compiled`` decoder layers and head are compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import logging
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen2Config
+import torch.distributed as dist
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.trainer.config import default_config
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
-from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
+from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, decoder_layers, ensure_process_group, shard_model
 from verl.workers.actor import DataParallelPPOActor
+from verl.workers.device_state import choose_device
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("benchmarks.update_phase")
 
 SHAPES = {
     "1.5b": dict(
@@ -51,7 +66,11 @@ SHAPES = {
         tie_word_embeddings=True,
     ),
 }
+PACKED = ("all", "fit", "none", "all-compiled", "fit-compiled", "none-compiled")
+ARMS = ("plain", "padded", *PACKED)  # eager ones first: compiling the head holds for the process
+DEFAULT_ARMS = ("plain", "padded", "all", "fit", "fit-compiled")
 PADDED_PROMPT, PADDED_RESPONSE = 4096, 512
+PLAIN_ROWS, PLAIN_LENGTH = 8, 1536
 
 
 def make_rows(count: int, vocabulary: int, seed: int = 0) -> DataProto:
@@ -85,76 +104,170 @@ def pad_rows(rows: DataProto) -> DataProto:
     return padded
 
 
+def true_lengths(rows: DataProto) -> list[int]:
+    """Tokens of each row without padding."""
+    answers = rows.batch["response_mask"].sum(-1).tolist()
+    return [len(prompt) + int(answer) for prompt, answer in zip(rows.non_tensor_batch["prompt_ids"], answers)]
+
+
+class Bench:
+    """Builds the model of an arm, times it, and forgets it."""
+
+    def __init__(self, args: argparse.Namespace, folder: str) -> None:
+        self.args, self.folder = args, folder
+        self.device = choose_device(args.device)
+        self.config = Qwen2Config(**SHAPES[args.shape])
+        self.flops = FlopsCounter(self.config)
+        self.world = dist.get_world_size()
+        half = torch.bfloat16 if self.device.type == "cuda" else None
+        self.sharding = ShardingOptions(half, torch.float32 if half else None, reshard_after_forward=False)
+
+    def run(self, arm: str) -> dict[str, Any]:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        row = {"arm": arm} | (self._plain() if arm == "plain" else self._actor(arm))
+        if self.device.type == "cuda":
+            row["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        gc.collect()
+        torch.compiler.reset()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return row
+
+    def _plain(self) -> dict[str, Any]:
+        with self.device:
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, attn_implementation="sdpa")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        shard_model(model, create_device_mesh(self.world, -1, self.device.type), self.sharding)
+        model.train()
+        optimizer = self._optimizer(model)
+        length = PLAIN_LENGTH if self.args.shape != "tiny" else 96
+        tokens = torch.randint(self.config.vocab_size, (PLAIN_ROWS, length), device=self.device)
+
+        def update() -> None:
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return self._measure(update, [length] * PLAIN_ROWS, tokens.numel())
+
+    def _actor(self, arm: str) -> dict[str, Any]:
+        recompute, compiled = arm.split("-")[0], arm.endswith("-compiled")
+        module = build_model(
+            ModelSpec(self.folder, gradient_checkpointing=recompute != "none"),
+            create_device_mesh(self.world, -1, self.device.type),
+            dataclasses.replace(self.sharding, compile_layers=compiled),
+        )
+        actor_config = dataclasses.replace(
+            default_config("preset=embedded").actor_rollout_ref.actor,
+            use_dynamic_bsz=True,
+            ppo_max_token_len_per_gpu=self.args.micro_tokens,
+            ppo_mini_batch_size=self.args.rows * self.world,
+        )
+        actor = DataParallelPPOActor(actor_config, module, self._optimizer(module))
+        actor.recompute = recompute == "fit"
+        count = self.args.rows if arm != "padded" else max(1, self.args.rows // 4)
+        rows = make_rows(count, self.config.vocab_size, seed=dist.get_rank())
+        lengths, head_tokens = true_lengths(rows), int(rows.batch["response_mask"].sum())
+        work = pad_rows(rows) if arm == "padded" else rows
+        work.batch["old_log_probs"], _ = actor.compute_log_prob(work)
+        first = actor.update_policy(work)  # also the first of the two that warm up
+        row = self._measure(lambda: actor.update_policy(work), lengths, head_tokens, warm_up=1)
+        row["first_ppo_kl"] = float(f"{first['actor/ppo_kl']:.2g}")
+        row["recomputed"] = sum(layer.gradient_checkpointing for layer in decoder_layers(module))
+        self._timed(lambda: actor.compute_log_prob(work))
+        seconds = self._timed(lambda: actor.compute_log_prob(work))
+        row["log_prob_tokens_per_s"] = round(self._over_ranks(sum(lengths)) / seconds / self.world)
+        if self.args.profile:
+            self._profile(lambda: actor.update_policy(work))
+        return row
+
+    def _optimizer(self, module: nn.Module) -> torch.optim.AdamW:
+        return torch.optim.AdamW(module.parameters(), lr=1e-6, fused=self.device.type == "cuda")
+
+    def _measure(
+        self, update: Callable[[], Any], lengths: list[int], head_tokens: int, warm_up: int = 2
+    ) -> dict[str, Any]:
+        """Figures a rank: the fastest of some updates."""
+        first = [self._timed(update) for _ in range(warm_up)]
+        seconds = min(self._timed(update) for _ in range(self.args.steps))
+        tokens = self._over_ranks(sum(lengths)) / self.world
+        flops = self._over_ranks(self.flops.training_flops(lengths, head_tokens)) / self.world
+        return {
+            "update_s": round(seconds, 4),
+            "warm_up_s": round(first[0], 2),
+            "tokens_per_s": round(tokens / seconds),
+            "mfu": round(flops / seconds / get_device_flops("B"), 4),
+        }
+
+    def _timed(self, call: Callable[[], Any]) -> float:
+        """Seconds until every rank is through."""
+        self._wait()
+        begin = time.perf_counter()
+        call()
+        self._wait()
+        return time.perf_counter() - begin
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+
+    def _over_ranks(self, value: float) -> float:
+        total = torch.tensor(float(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return float(total)
+
+    def _profile(self, call: Callable[[], Any]) -> None:
+        with torch.profiler.profile() as profiler:
+            self._timed(call)
+        order = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        logger.info(profiler.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
+
+
+def table(rows: Sequence[dict[str, Any]], ranks: int) -> str:
+    """Rows as Markdown; figures are for one of ``ranks`` ranks."""
+    lines = [
+        f"| way, figures a rank of {ranks} | tokens/s | MFU | memory GiB | layers recomputed | log-prob tokens/s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        cells = (
+            row["arm"], f"{row['tokens_per_s']:,}", f"{row['mfu']:.1%}", row.get("memory_gib", ""),
+            row.get("recomputed", ""), f"{row['log_prob_tokens_per_s']:,}" if "log_prob_tokens_per_s" in row else "",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=64, help="a rank; a quarter of them when padded")
     parser.add_argument("--micro-tokens", type=int, default=16384)
     parser.add_argument("--steps", type=int, default=4, help="timed updates, after two that warm up")
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--padded", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print the ten costliest kernels")
+    parser.add_argument("--profile", action="store_true", help="print the costliest kernels")
+    parser.add_argument("--out", type=Path, help="JSON of all figures")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-
+    choose_device(args.device)
     ensure_process_group(args.device)
-    config = Qwen2Config(**SHAPES[args.shape])
-    half = torch.bfloat16 if args.device == "cuda" else None
+    quiet = dist.get_rank() != 0
+    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, format="%(message)s")
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        module = build_model(
-            ModelSpec(folder, gradient_checkpointing=args.checkpointing),
-            create_device_mesh(1, -1, args.device),
-            ShardingOptions(half, torch.float32 if half else None, False, compile_layers=args.compile),
-        )
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=args.device == "cuda")
-    actor_config = dataclasses.replace(
-        default_config("preset=embedded").actor_rollout_ref.actor,
-        use_dynamic_bsz=True,
-        ppo_max_token_len_per_gpu=args.micro_tokens,
-        ppo_mini_batch_size=args.rows,
-    )
-    actor = DataParallelPPOActor(actor_config, module, optimizer)
-    rows = make_rows(args.rows, config.vocab_size)
-    lengths = [
-        len(p) + int(n) for p, n in zip(rows.non_tensor_batch["prompt_ids"], rows.batch["response_mask"].sum(-1))
-    ]
-    head_tokens = int(rows.batch["response_mask"].sum())
-    work = pad_rows(rows) if args.padded else rows
-
-    def timed(call) -> float:  # noqa: ANN001
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
-
-    warm_up = [timed(lambda: actor.update_policy(work)) for _ in range(2)]
-    seconds = min(timed(lambda: actor.update_policy(work)) for _ in range(args.steps))
-    timed(lambda: actor.compute_log_prob(work))
-    log_prob_seconds = timed(lambda: actor.compute_log_prob(work))
-    flops = FlopsCounter(config).training_flops(lengths, head_tokens)
-    report = {
-        "options": {k: v for k, v in vars(args).items() if v},
-        "tokens": sum(lengths),
-        "warm_up_s": [round(s, 2) for s in warm_up],
-        "update_s": round(seconds, 4),
-        "update_tokens_per_s": round(sum(lengths) / seconds),
-        "log_prob_tokens_per_s": round(sum(lengths) / log_prob_seconds),
-        "mfu": round(flops / seconds / get_device_flops("B"), 4),
-    }
-    if args.device == "cuda":
-        report["max_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-    logger.info(json.dumps(report))
-    if args.profile:
-        with torch.profiler.profile() as profiler:
-            timed(lambda: actor.update_policy(work))
-        order = "self_cuda_time_total" if args.device == "cuda" else "self_cpu_time_total"
-        logger.info(profiler.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
+        Qwen2Config(**SHAPES[args.shape]).save_pretrained(folder)
+        bench = Bench(args, folder)
+        for arm in sorted(args.arms, key=ARMS.index):
+            rows.append(bench.run(arm))
+            logger.info("arm: %s", json.dumps(rows[-1]))
+            if args.out and not quiet:
+                args.out.write_text(json.dumps({"ranks": bench.world, "rows": rows}, indent=1), encoding="utf-8")
+    logger.info("%s", table(rows, bench.world))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -48,6 +48,10 @@ class WorkerGroupClient:
         self._followers: list[ray.ObjectRef] = []
         self.num_replicas = len(self._ranks)
 
+    def ranks_of(self, replica: int) -> list[int]:
+        """The ranks of a replica; the first one answers."""
+        return self._ranks[replica]
+
     def begin(self) -> dict[str, float]:
         return _worst(self._worker_group.begin_rollout())
 

@@ -68,6 +68,11 @@ class VLLMRollout:
             0.0,
         )
 
+    @property
+    def llm(self) -> Any:
+        """vLLM's own object, for what only it can do; requests of ours must not run meanwhile."""
+        return self._llm
+
     # -- generation ------------------------------------------------------------------------------------------------
 
     def step(self, new_requests: Sequence[RolloutRequest], max_steps: int) -> list[RolloutResult]:
