@@ -10,12 +10,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.trainer.main_ppo import create_rl_sampler
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.timing import StartupLedger
 
 STEPS = 8  # of three batches an epoch
 
 
 def make_trainer(shuffle: bool, step: int = 0) -> RayPPOTrainer:
     trainer = object.__new__(RayPPOTrainer)
+    trainer.startup = StartupLedger()
     data = [{"row": i} for i in range(7)]
     sampler = create_rl_sampler(SimpleNamespace(shuffle=shuffle, seed=5), data)
     trainer.train_dataloader = StatefulDataLoader(
