@@ -1,21 +1,55 @@
-"""Shops built from the catalogue that the golden data were recorded on."""
+"""Shops built from the catalogue that the golden data were recorded on, and the count of golden cases by file.
+
+    python -m pytest tests/webshop -m golden
+
+ends with how many recorded cases of each file gave the original's answer.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from webshop_golden import golden, golden_table
+from webshop_golden import golden, golden_count, golden_table
 
 from agent_system.environments.env_package.webshop.catalogue import Catalogue
 from agent_system.environments.env_package.webshop.goals import GoalSeeding, GoalSet, build_goals
 from agent_system.environments.env_package.webshop.options import ShopOptions
 from agent_system.environments.env_package.webshop.shop import ShopServer
 from agent_system.environments.env_package.webshop.sources import GivenProducts
+
+_PASSED: Counter[str] = Counter()
+_RUN: Counter[str] = Counter()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note on each golden test which file it replays, and how many of its cases."""
+    for item in items:
+        for marker in item.iter_markers("golden"):
+            file = marker.args[0]
+            count = golden_count(file) if marker.kwargs.get("whole") else 1
+            item.user_properties.append(("golden", (file, count)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, value in report.user_properties:
+        if name == "golden" and report.when == "call":
+            file, count = value
+            _RUN[file] += count
+            _PASSED[file] += count * report.passed
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("markexpr") != "golden":
+        return
+    terminalreporter.section("recorded cases that give the original's answer")
+    for file in sorted(_RUN):
+        terminalreporter.write_line(f"{file:<26}{_PASSED[file]:>6,} of {golden_count(file):,}")
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ def _expect_error(event: dict, call: Callable[[], object]) -> None:
         call()
 
 
+@pytest.mark.golden("golden_episodes.jsonl")
 @pytest.mark.parametrize("episode", golden("golden_episodes.jsonl"), ids=lambda e: f"{e['id']} {e['name'][:40]}")
 def test_episode(episode: dict, golden_shop: Callable) -> None:
     server, rng = golden_shop(episode["goal_set"], show_attrs=episode["show_attrs"])

@@ -45,6 +45,7 @@ def _as_original(product: Product, human: bool) -> dict:
     return shown
 
 
+@pytest.mark.golden("golden_loader.jsonl")
 @pytest.mark.parametrize("case", golden("golden_loader.jsonl"), ids=lambda case: f"{case['id']}-{case['case'][:40]}")
 def test_loader(case: dict, cache_dir: Path) -> None:
     human = case["human_goals"]
@@ -93,6 +94,7 @@ def _null_as_empty(goal: dict) -> dict:
     return goal | {key: "" for key in ("name", "category", "product_category") if goal[key] is None}
 
 
+@pytest.mark.golden("golden_goals.json")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_goal_list(name: str, golden_shop: Callable, golden_catalogue: Catalogue) -> None:
     variant = VARIANTS[name]

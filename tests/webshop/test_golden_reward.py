@@ -7,13 +7,15 @@ import math
 import pytest
 from webshop_golden import golden, golden_table
 
+from agent_system.environments.env_package.webshop import colours
 from agent_system.environments.env_package.webshop.catalogue import Catalogue
-from agent_system.environments.env_package.webshop.colours import normalise_colour
+from agent_system.environments.env_package.webshop.colours import BASE_COLOURS, normalise_colour
 from agent_system.environments.env_package.webshop.fuzzy import token_set_ratio
 from agent_system.environments.env_package.webshop.goals import Goal
 from agent_system.environments.env_package.webshop.reward import score_purchase
 
 
+@pytest.mark.golden("golden_reward.jsonl")
 @pytest.mark.parametrize("case", golden("golden_reward.jsonl"), ids=lambda case: f"{case['id']}")
 def test_reward(case: dict, golden_catalogue: Catalogue) -> None:
     row = golden_catalogue.row_of(case["asin"])
@@ -43,6 +45,7 @@ def test_reward(case: dict, golden_catalogue: Catalogue) -> None:
         assert math.isclose(parts[name], value, abs_tol=1e-9), name
 
 
+@pytest.mark.golden("golden_fuzz.jsonl", whole=True)
 def test_token_set_ratio() -> None:
     def text(value: str | list) -> str:
         return str(tuple(value)) if isinstance(value, list) else value
@@ -53,6 +56,7 @@ def test_token_set_ratio() -> None:
         assert token_set_ratio(text(case["a"]), text(case["b"])) == case["token_set_ratio"], case
 
 
+@pytest.mark.golden("golden_normalize.json", whole=True)
 def test_colours() -> None:
     cases = golden("golden_normalize.json")
     for value, expected in cases["strings"].items():
@@ -60,3 +64,16 @@ def test_colours() -> None:
     for case in cases["tuples"]:
         got = normalise_colour(tuple(case["input"]))
         assert (list(got) if isinstance(got, tuple) else got) == case["output"]
+
+
+def test_colours_that_the_recordings_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    """29 base colours cannot be left out without another answer than the recorded one; the rest is not contradicted."""
+    strings = golden("golden_normalize.json")["strings"]
+    proved = set()
+    for colour in BASE_COLOURS:
+        monkeypatch.setattr(colours, "BASE_COLOURS", tuple(c for c in BASE_COLOURS if c != colour))
+        if any(normalise_colour(value) != expected for value, expected in strings.items()):
+            proved.add(colour)
+    assert len(proved) == 29
+    assert proved >= {value for text, value in strings.items() if value != text}
+    assert list(BASE_COLOURS) == sorted(set(BASE_COLOURS))

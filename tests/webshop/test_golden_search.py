@@ -15,6 +15,7 @@ from agent_system.environments.env_package.webshop.porter import stem
 from agent_system.environments.env_package.webshop.search import TooManyTermsError
 
 
+@pytest.mark.golden("golden_stems.json", whole=True)
 def test_stems() -> None:
     stems = golden("golden_stems.json")
     assert len(stems) > 4000
@@ -24,7 +25,11 @@ def test_stems() -> None:
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("golden_analysis.jsonl", "text"), ("golden_index_docs.jsonl", "contents"), ("golden_search.jsonl", "query")],
+    [
+        pytest.param("golden_analysis.jsonl", "text", marks=pytest.mark.golden("golden_analysis.jsonl", whole=True)),
+        ("golden_index_docs.jsonl", "contents"),
+        ("golden_search.jsonl", "query"),
+    ],
 )
 def test_tokens(name: str, key: str) -> None:
     cases = [case for case in golden(name) if case.get("tokens") is not None]
@@ -33,6 +38,7 @@ def test_tokens(name: str, key: str) -> None:
         assert analyse(case[key]) == case["tokens"], case[key][:200]
 
 
+@pytest.mark.golden("golden_index_docs.jsonl", whole=True)
 def test_index_text(golden_catalogue: Catalogue) -> None:
     documents = {case["asin"]: case["contents"] for case in golden("golden_index_docs.jsonl")}
     assert len(documents) == len(golden_catalogue) == 200
@@ -41,6 +47,7 @@ def test_index_text(golden_catalogue: Catalogue) -> None:
         assert index_text(product) == documents[product.asin]
 
 
+@pytest.mark.golden("golden_search.jsonl")
 @pytest.mark.parametrize("case", golden("golden_search.jsonl"), ids=lambda case: f"{case['id']}-{case['kind']}")
 def test_ranking(case: dict, golden_catalogue: Catalogue, golden_shop: Callable) -> None:
     server, _ = golden_shop("orig_pyseed233_human0")
