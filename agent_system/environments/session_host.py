@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +200,7 @@ class SessionPool:
         Raises:
             ValueError: what the builder raised for a user's mistake, as it was raised.
             TimeoutError: a host was not built in time.
+            RuntimeError: the process of a host ended meanwhile.
         """
         refs = [host.actor.build.remote() for host in self._hosts]
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=self._start_limit_s)
@@ -214,6 +215,11 @@ class SessionPool:
             if isinstance(error.cause, ValueError):
                 raise error.cause from None
             raise
+        except RayActorError as error:
+            raise RuntimeError(
+                "an environment process ended while it was being built: killed from outside, out of memory, or "
+                f"crashed; {len(refs)} were started, env.num_workers says how many"
+            ) from error
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Result of ``function(session_factory, *args)`` in the first host."""

@@ -42,6 +42,18 @@ def test_a_workers_error_shows_its_own_traceback_once() -> None:
     assert __file__ not in report
 
 
+def test_a_lost_worker_is_the_last_line_with_what_to_do() -> None:
+    class Lost(RemoteError):
+        remote_traceback = ""
+        worker_died = True
+
+    report = failure_report(Lost("actor rank 1 failed in rollout_step: ActorDiedError: gone\nWorker exit type: X"))
+    details, _, line = report.rstrip().rpartition("\n\n")
+    assert details == "Worker exit type: X"
+    assert line.startswith("The run failed: actor rank 1 failed in rollout_step: ActorDiedError: gone. ")
+    assert "the same command goes on from the newest checkpoint" in line
+
+
 def test_a_users_mistake_is_one_line_and_ours_has_a_traceback() -> None:
     config = compose(["preset=embedded"]).config
     config.trainer.total_epochs = "many"

@@ -16,6 +16,8 @@ __all__ = ["WorkerError", "WorkerTimeoutError", "wait_for_workers"]
 # than the broken connection it leaves on its peers, and is the cause to name.
 _ROOT_CAUSE_SECONDS = 2.0
 
+_LOST = "its process is gone: killed from outside, out of memory, or crashed"
+
 _ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: |$)(?P<message>.*)")
 
@@ -132,7 +134,7 @@ def _describe(failures: dict[int, RayError], role: str, method: str) -> WorkerEr
         method, cause, trace = "__init__", None, text
         kind, message = _last_exception_in(text)
     else:
-        kind, message, trace, cause = type(error).__name__, text, "", error
+        kind, message, trace, cause = type(error).__name__, f"{_LOST}\n{text}", "", error
     return WorkerError(role, rank, method, kind, message, remote_traceback=trace, cause=cause, others=others)
 
 

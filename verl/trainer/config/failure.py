@@ -8,6 +8,10 @@ from types import TracebackType
 
 PRODUCT = Path(__file__).resolve().parents[3]
 _PACKAGES = tuple(str(PRODUCT / name) for name in ("verl", "agent_system", "gigpo", "examples"))
+_AFTER_A_LOSS = (
+    "If the kernel's log (dmesg) shows that memory ran out, use smaller micro-batches, the offload keys of fsdp_config "
+    "or fewer env.num_workers; the same command goes on from the newest checkpoint (trainer.save_freq)."
+)
 
 
 def failure_report(error: BaseException) -> str:
@@ -19,7 +23,10 @@ def failure_report(error: BaseException) -> str:
     """
     remote = getattr(error, "remote_traceback", None)
     if remote is not None:  # a WorkerError: its first line has role, rank and method
-        return _joined(remote, str(error).splitlines()[0])
+        first, *details = str(error).splitlines()
+        if getattr(error, "worker_died", False):
+            return _joined("\n".join(details), f"{first}. {_AFTER_A_LOSS}")
+        return _joined(remote, first)
     cause = getattr(error, "cause", None)
     if type(error).__module__.startswith("ray.") and isinstance(cause, BaseException):  # raised in another Ray actor
         return _joined(str(error), f"{type(cause).__name__}: {cause}")

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from verl.utils.checkpoint.errors import explained_write
+
 logger = logging.getLogger(__name__)
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
@@ -34,7 +36,8 @@ _STEP_FOLDER = re.compile(r"global_step_(\d+)$")
 class TrainerState:
     """What the driver saves beside the ranks' own files.
 
-    ``split_digest`` names the split of the tasks into training and validation, where the environment has one.
+    ``split_digest`` names the split of the tasks into training and validation, where the environment has one;
+    ``collector`` holds the groups that the next rollout starts with (``algorithm.filter_groups.surplus=carry``).
     """
 
     global_step: int
@@ -43,6 +46,7 @@ class TrainerState:
     kl_controller: dict[str, Any] | None = None
     tracker: dict[str, Any] = field(default_factory=dict)
     split_digest: str | None = None
+    collector: dict[str, Any] = field(default_factory=dict)
 
 
 def step_of(folder: Path) -> int:
@@ -105,9 +109,15 @@ class CheckpointFolder:
         return str(self.partial / role)
 
     def save_state(self, state: TrainerState) -> None:
-        torch.save(state.dataloader, self.partial / "data.pt")
-        rest = {key: value for key, value in vars(state).items() if key != "dataloader"}
-        torch.save(rest, self.partial / "trainer_state.pt")
+        """Write what the driver remembers; raises ``CheckpointWriteError`` where the disk does not take it."""
+        with explained_write(self.partial):
+            torch.save(state.dataloader, self.partial / "data.pt")
+            rest = {key: value for key, value in vars(state).items() if key != "dataloader"}
+            torch.save(rest, self.partial / "trainer_state.pt")
+
+    def discard(self) -> None:
+        """Remove what was written so far; the checkpoints before it stay."""
+        shutil.rmtree(self.partial, ignore_errors=True)
 
     def commit(self, keep: int | None) -> None:
         """Rename the folder, point the tracker file at it, drop the oldest beyond ``keep`` (None: keep all).
@@ -115,9 +125,12 @@ class CheckpointFolder:
         The oldest are those written first, whatever their step: beside checkpoints of a longer run that was started
         over, the new ones have the lower numbers.
         """
-        if self.final.exists():
-            shutil.rmtree(self.final)
+        replaced = self.root / f"global_step_{self.global_step}.replaced.tmp"
+        shutil.rmtree(replaced, ignore_errors=True)
+        if self.final.exists():  # moved, not removed: a kill in between must not take long enough to happen
+            os.replace(self.final, replaced)
         os.replace(self.partial, self.final)
+        shutil.rmtree(replaced, ignore_errors=True)
         now = time.time_ns()
         os.utime(self.final, ns=(now, now))
         write_atomically(self.root / TRACKER_FILE, str(self.global_step))
