@@ -12,7 +12,8 @@ gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)
 ranks=$((gpus < 2 ? gpus : 2))
 data_dir=$HOME/data/verl-agent
 
-# train [vllm|hf] OVERRIDE...: writes the parquet files and becomes the training process.
+# train [vllm|hf] OVERRIDE...: writes the parquet files, in a folder for each number of tasks, and becomes the training
+# process. Where it only informs (explain=true, --cfg job, --help), nothing is written.
 train() {
     local engine=${ENGINE:-vllm}
     if [[ "${1:-}" == vllm || "${1:-}" == hf ]]; then
@@ -41,17 +42,22 @@ train() {
         overrides+=("${embedded[@]}")
         val_tasks=$embedded_val_tasks
     fi
-    overrides+=("$@")
 
     # One parquet row a task, so that an epoch is one training step whatever data.train_batch_size is.
-    local override train_tasks=
-    for override in "${overrides[@]}"; do
+    local override train_tasks= informs=
+    for override in "${overrides[@]}" "$@"; do
         if [[ "$override" =~ ^data\.train_batch_size=([1-9][0-9]{0,5})$ ]]; then
             train_tasks=${BASH_REMATCH[1]}
+        elif [[ "${override,,}" == explain=true || "$override" =~ ^(--cfg|-c|--info|-i|--help|-h|--hydra-help)(=|$) ]]; then
+            informs=yes
         fi
     done
-    "$python" -m examples.data_preprocess.prepare --mode text --local_dir "$data_dir" \
-        --train_data_size "$train_tasks" --val_data_size "$val_tasks"
+    local folder=$data_dir/tasks_${train_tasks}_$val_tasks
+    if [[ -z "$informs" ]]; then
+        "$python" -m examples.data_preprocess.prepare --mode text --local_dir "$folder" \
+            --train_data_size "$train_tasks" --val_data_size "$val_tasks"
+    fi
+    overrides+=("data.train_files='$folder/text/train.parquet'" "data.val_files='$folder/text/test.parquet'" "$@")
 
     exec "$python" -m verl.trainer.main_ppo "${overrides[@]}"
 }

@@ -38,6 +38,10 @@ from verl.trainer.config.schema import WebshopConfig
         ("data.train_files=${nowhere}", "data.train_files"),
         ("actor_rollout_ref.actor.optim.lr=nan", "actor_rollout_ref.actor.optim.lr expects a number, got nan"),
         ("added_keys=3", "added_keys expects a list"),
+        ("hydra.nope=3", "Hydra has no setting hydra.nope"),
+        ("hydra.run.dri=/x", "did you mean hydra.run.dir?"),
+        ("hydra.run=5", "hydra.run=5"),
+        ("hydra/launcher=nothing", "hydra/launcher"),
         ("env.sokoban.dim_room=6", "a list (a whole number each)"),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.data_preprocess import prepare
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "examples/gigpo_trainer/run_webshop.sh"
 
@@ -65,6 +67,14 @@ def run_script(tmp_path: Path, *arguments: str, gpus: int = 0, **environment: st
     )
 
 
+def write_shell(home: Path, tasks: int, val_tasks: int) -> Path:
+    """The parquet files as the script writes them before it trains; returns their folder."""
+    folder = home / "data" / "verl-agent" / f"tasks_{tasks}_{val_tasks}"
+    sizes = ["--train_data_size", str(tasks), "--val_data_size", str(val_tasks)]
+    assert prepare.main(["--mode", "text", "--local_dir", str(folder), *sizes]) == 0
+    return folder / "text"
+
+
 def explained(done: subprocess.CompletedProcess) -> dict[str, str]:
     """Values by key out of the explanation."""
     table = done.stdout.split("What follows from it:")[0].splitlines()
@@ -80,10 +90,12 @@ def explained(done: subprocess.CompletedProcess) -> dict[str, str]:
 def test_two_gpus_run_the_recipe_that_users_know(tmp_path: Path) -> None:
     values = explained(run_script(tmp_path, gpus=2))
     assert {key: values[key] for key in STOCK} == STOCK
-    assert values["data.train_files"] == f"{tmp_path}/data/verl-agent/text/train.parquet"
+    assert values["data.train_files"] == f"{tmp_path}/data/verl-agent/tasks_16_256/text/train.parquet"
+    assert not (tmp_path / "data").exists()  # to explain is to write nothing
 
 
 def test_the_recipe_fits_two_gpus(tmp_path: Path) -> None:
+    write_shell(tmp_path, 16, 256)
     done = run_script(tmp_path, "trainer.device=cpu", gpus=2)  # the check for real GPUs is the only one that would fail
     assert done.returncode == 0, done.stderr
     assert "training steps                               150" in done.stdout
@@ -117,6 +129,7 @@ def test_the_engine_is_chosen_by_variable_or_first_argument(tmp_path: Path, argu
 
 
 def test_all_arguments_are_passed_on(tmp_path: Path) -> None:
+    write_shell(tmp_path, 2, 128)
     done = run_script(tmp_path, "trainer.total_epochs=2", "env.rollout.n=4", "data.train_batch_size=2")
     assert done.returncode == 0, done.stderr
     values = explained(done)
@@ -131,6 +144,8 @@ def test_a_home_folder_with_a_space_and_a_size_that_is_too_large(tmp_path: Path)
     home.mkdir()
     done = run_script(tmp_path, HOME=str(home))
     assert done.returncode == 0, done.stderr
-    assert explained(done)["data.train_files"] == f"{home}/data/verl-agent/text/train.parquet"
+    assert explained(done)["data.train_files"] == f"{home}/data/verl-agent/tasks_8_128/text/train.parquet"
+    assert "training steps                               unknown until data.train_files is written" in done.stdout
+    write_shell(tmp_path, 8, 128)
     refused = run_script(tmp_path, "data.train_batch_size=99999999999")
     assert refused.returncode == 2 and "less than one batch" in refused.stderr

@@ -51,6 +51,7 @@ def test_a_sound_configuration_passes(sound: list[str]) -> None:
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+JUDGED = ["reward_model.enable=true", "reward_model.model.path=a/judge", "reward_model.micro_batch_size_per_gpu=8"]
 FILTERED = ["algorithm.filter_groups.enable=true", "env.rollout.n=8"]
 OVERLONG = ["reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=100"]
 RULES = [
@@ -89,7 +90,6 @@ RULES = [
     (["trainer.logger=[console,wandbb]"], "trainer.logger has 'wandbb'"),
     ([f"{ROLLOUT}.temperature=0"], "log-probabilities of an update are taken at it; use 1.0"),
     ([f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.do_sample=false"], "has to be greater than 0"),
-    (["algorithm.adv_estimator=remax", "env.rollout.n=8"], "which the rollout does not play; use rloo"),
     ([f"{ACTOR}.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
     (["actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
     (["critic.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
@@ -114,7 +114,13 @@ RULES = [
     ([f"{ACTOR}.optim.betas=[0.9]"], "two numbers in [0, 1)"),
     ([f"{ACTOR}.strategy=megatron"], f"use {ACTOR}.strategy=fsdp"),
     (["actor_rollout_ref.hybrid_engine=false"], "use true"),
-    (["reward_model.enable=true"], "rewards come from the environment"),
+    (["reward_model.enable=true"], "reward_model.model.path is not set"),
+    ([*JUDGED, "reward_model.model.path=/nowhere"], "there is no config.json in /nowhere"),
+    ([*JUDGED, "reward_model.micro_batch_size_per_gpu=null"], "use reward_model.micro_batch_size_per_gpu=8"),
+    ([*JUDGED, "reward_model.max_length=0"], "at least 1, or null for no limit"),
+    ([*JUDGED, "reward_model.ulysses_sequence_parallel_size=2"], "every sequence stays on one rank; use 1"),
+    ([*JUDGED, "custom_reward_function.path=pyproject.toml"], "exclude each other"),
+    (["reward_model.strategy=megatron"], "use reward_model.strategy=fsdp"),
     (["reward_model.reward_manager=naive"], "use episode"),
     (["trainer.default_hdfs_dir=hdfs://x"], "use null"),
     ([f"{ACTOR}.checkpoint.contents=[model]"], "lacks optimizer, extra"),
@@ -134,6 +140,12 @@ RULES = [
     (["env.env_name=Webshop", "env.webshop.noun_source=/nowhere.json"], "the path of a JSON file"),
     ([f"{ACTOR}.optim.lr=inf"], "has to be at least 0 and finite"),
     (["trainer.run_dir=''"], "trainer.run_dir is empty"),
+    (["trainer.project_name=../../x"], "trainer.project_name='../../x' would lead out of the folder checkpoints/"),
+    (["trainer.project_name=/x"], "trainer.default_local_dir for a folder elsewhere"),
+    (["trainer.experiment_name=a/../../../x"], "trainer.experiment_name='a/../../../x' would lead out"),
+    (["trainer.experiment_name=''"], "names no folder of its own"),
+    (["trainer.experiment_name=a/"], "names no folder of its own"),
+    (["trainer.experiment_name=\"a\nb\""], "characters that no name of a folder should have"),
 ]
 
 
@@ -142,6 +154,14 @@ def test_rules_say_what_would_fit(sound: list[str], overrides: list[str], said: 
     with pytest.raises(ConfigError) as caught:
         check(sound, *overrides)
     assert said in str(caught.value)
+
+
+def test_names_with_folders_blanks_and_letters_of_any_language_are_fine(sound: list[str]) -> None:
+    check(sound, "trainer.project_name='größe/zwei'", "trainer.experiment_name='a b..c'")
+
+
+def test_what_is_only_explained_needs_no_parquet_files_yet(sound: list[str]) -> None:
+    check(sound, "explain=true", "data.train_files=/nowhere/train.parquet")
 
 
 def test_all_problems_are_reported_together(sound: list[str]) -> None:
@@ -191,6 +211,8 @@ def test_settings_that_follow_the_actor_are_one_problem(sound: list[str]) -> Non
     check(sound, *more)
     check(sound, *more, "algorithm.filter_groups.surplus=carry")
     check(sound, *OVERLONG)
+    check(sound, *JUDGED)
+    check(sound, "algorithm.adv_estimator=remax")
 
 
 def test_a_broken_parquet_file_is_named(sound: list[str], tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ CONFIG_DIR = Path(__file__).resolve().parent
 CONFIG_NAME = "ppo_trainer"
 PRESET_GROUP = "preset"
 EXIT_FAILED, EXIT_CONFIG = 1, 2
+_HYDRA = ("hydra.", "hydra/")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def compose(
     parsed = [_parse(text) for text in overrides]
     groups = [one for one in parsed if _is_group(one)]
     values = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
+    _check_hydra([one for one in parsed if one.key_or_group.startswith(_HYDRA)], folder, config_name)
     has_presets = _check_groups(groups, folder, config_name)
     changed = (folder / f"{config_name}.yaml").stat().st_mtime_ns
     known, already, preset = _base(folder, config_name, tuple(str(one.input_line) for one in groups), changed)
@@ -141,6 +143,20 @@ def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) ->
                 + f"There are: {', '.join(names)}."
             )
     return selectable
+
+
+def _check_hydra(settings: Sequence[Override], folder: Path, config_name: str) -> None:
+    """Hydra's own settings (``hydra.run.dir``, ``hydra/launcher``): keys that do not exist, values that do not fit."""
+    if not settings:
+        return
+    known = frozenset(_keys(_compose(folder, config_name, (), with_hydra=True).hydra, "hydra"))
+    for override in settings:
+        key = override.key_or_group
+        if "/" not in key and key not in known and not (override.is_add() or override.is_force_add()):
+            meant = nearest(key, known)
+            hint = f"did you mean {meant}?" if meant else "--cfg hydra prints those there are."
+            raise ConfigError(f"Hydra has no setting {key}; {hint}")
+    _compose(folder, config_name, [str(one.input_line) for one in settings], with_hydra=True)
 
 
 def _defaults_text(path: Path) -> str:
@@ -227,11 +243,13 @@ def _search_path_override(folder: Path) -> list[str]:
     return [] if folder == CONFIG_DIR else [f"hydra.searchpath=[file://{CONFIG_DIR}]"]
 
 
-def _compose(folder: Path, config_name: str, overrides: Sequence[str]) -> DictConfig:
-    taken = [one for one in overrides if not one.lstrip("+").startswith(("hydra.", "hydra/"))]
+def _compose(folder: Path, config_name: str, overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
+    """What Hydra makes of the overrides; its own settings are left out, or part of the result ``with_hydra``."""
+    taken = [one for one in overrides if with_hydra or not one.lstrip("+").startswith(_HYDRA)]
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base=None, job_name=config_name):
-            return hydra.compose(config_name=config_name, overrides=[*taken, *_search_path_override(folder)])
+            taken += _search_path_override(folder)
+            return hydra.compose(config_name=config_name, overrides=taken, return_hydra_config=with_hydra)
     except yaml.YAMLError as error:
         raise ConfigError(f"{folder / config_name}.yaml is no YAML file: " + " ".join(str(error).split())) from error
     except (HydraException, OmegaConfBaseException) as error:

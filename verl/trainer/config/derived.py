@@ -80,11 +80,11 @@ def _run_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     total = trainer.total_training_steps
     if total is None and train_rows is not None:
         total = train_rows // (data.gen_batch_size or data.train_batch_size) * trainer.total_epochs
-    yield "training steps", "unknown: data.train_files is not on this machine" if total is None else str(total)
+    yield "training steps", "unknown until data.train_files is written" if total is None else str(total)
     validations = _validations(config, total)
     per = config.actor_rollout_ref.rollout.val_kwargs.n
     if val_rows is None:
-        yield "validation tasks", "unknown: data.val_files is not on this machine"
+        yield "validation tasks", "unknown until data.val_files is written"
     else:
         episodes = val_rows * per
         yield "validation tasks", f"{val_rows}, {data.val_batch_size} at a time, {per} episode(s) each"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from verl.trainer.config.names import folder_name_problem
+
 
 @dataclass(frozen=True)
 class SFTDataConfig:
@@ -105,6 +107,10 @@ def sft_config(tree: dict[str, Any]) -> SFTConfig:
     _check_choice("optim.lr_scheduler", config.optim.lr_scheduler, ("cosine", "constant"))
     _check_choice("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     _check_choice("trainer.resume_mode", config.trainer.resume_mode, ("auto", "disable"))
+    names = ("project_name", config.trainer.project_name), ("experiment_name", config.trainer.experiment_name)
+    for key, name in names:
+        if problem := folder_name_problem(f"trainer.{key}", name):
+            raise ValueError(problem)
     if config.data.train_batch_size <= 0:
         raise ValueError("data.train_batch_size must be positive")
     return config

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.trainer.config.names import folder_name_problem
 from verl.trainer.config.schema import PPOTrainerConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
@@ -52,8 +53,8 @@ def package_folder(path: str) -> Path:
 def check_parquet(config: PPOTrainerConfig) -> Iterator[str]:
     """The parquet files are there, can be read and hold at least one batch."""
     data = config.data
-    train_rows = yield from _count_rows("data.train_files", data.train_files)
-    yield from _count_rows("data.val_files", data.val_files)
+    train_rows = yield from _count_rows("data.train_files", data.train_files, config.explain)
+    yield from _count_rows("data.val_files", data.val_files, config.explain)
     batch = data.gen_batch_size or data.train_batch_size
     key = "data.gen_batch_size" if data.gen_batch_size else "data.train_batch_size"
     if train_rows is not None and train_rows < batch:
@@ -63,8 +64,11 @@ def check_parquet(config: PPOTrainerConfig) -> Iterator[str]:
         )
 
 
-def _count_rows(key: str, files: str | list[str]) -> Iterator[str]:
-    """Yields problems; returns the number of rows, or None where it is not known."""
+def _count_rows(key: str, files: str | list[str], explained: bool) -> Iterator[str]:
+    """Yields problems; returns the number of rows, or None where it is not known.
+
+    ``explained``: the configuration is only shown, so that the files need not be there yet.
+    """
     total: int | None = 0
     for name in [files] if isinstance(files, str) else files:
         if "://" in name:
@@ -72,7 +76,8 @@ def _count_rows(key: str, files: str | list[str]) -> Iterator[str]:
             continue
         path = Path(name).expanduser()
         if not path.is_file():
-            yield f"{key}={name}: there is no such file; write it with {_PREPARE}"
+            if not explained:  # recipes write the files when they start training, not when they explain
+                yield f"{key}={name}: there is no such file; write it with {_PREPARE}"
             total = None
             continue
         try:
@@ -112,6 +117,12 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
         if path is not None and not Path(path).expanduser().is_file():
             yield f"{key}={path}: there is no such file"
     trainer = config.trainer
+    for key, name in (
+        ("trainer.project_name", trainer.project_name),
+        ("trainer.experiment_name", trainer.experiment_name),
+    ):
+        if problem := folder_name_problem(key, name):
+            yield problem
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is not None:
         if "global_step_" in trainer.resume_from_path and not Path(trainer.resume_from_path).expanduser().is_dir():
             yield f"trainer.resume_from_path={trainer.resume_from_path}: there is no such folder"
