@@ -380,10 +380,14 @@ class RayPPOTrainer:
     def _save_checkpoint(self, state: TrainerState) -> None:
         trainer = self.config.trainer
         folder = CheckpointFolder(self.checkpoint_root, state.global_step)
-        self.actor_rollout_wg.save_checkpoint(folder.path("actor"), None, state.global_step, None)
-        if self.critic_wg is not None:
-            self.critic_wg.save_checkpoint(folder.path("critic"), None, state.global_step, None)
-        folder.save_state(state)
+        try:
+            self.actor_rollout_wg.save_checkpoint(folder.path("actor"), None, state.global_step, None)
+            if self.critic_wg is not None:
+                self.critic_wg.save_checkpoint(folder.path("critic"), None, state.global_step, None)
+            folder.save_state(state)
+        except BaseException:
+            folder.discard()
+            raise
         folder.commit(keep=trainer.max_actor_ckpt_to_keep)
 
     def _load_checkpoint(self) -> None:
