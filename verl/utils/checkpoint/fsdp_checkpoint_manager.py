@@ -29,6 +29,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from verl.models.lora import LoraSettings, save_adapter
+from verl.utils.checkpoint.errors import explained_write
 from verl.utils.checkpoint.hf_export import export_model, full_parameters, save_model_description
 from verl.utils.checkpoint.rng import get_rng_state, set_rng_state
 
@@ -76,6 +77,9 @@ class FSDPCheckpointManager:
             hdfs_path: not supported; ValueError when given.
             global_step: recorded in the extra state.
             max_ckpt_to_keep: remove this model's folders of older steps beyond that many; None keeps all.
+
+        Raises:
+            CheckpointWriteError: the disk is full or does not let itself be written to; nothing is left half.
         """
         if hdfs_path is not None:
             raise ValueError("checkpoints go to local or shared folders; leave trainer.default_hdfs_dir unset")
@@ -83,12 +87,14 @@ class FSDPCheckpointManager:
         partial = final.with_name(final.name + ".tmp")
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            with explained_write(partial):
+                partial.mkdir(parents=True)
         dist.barrier()
-        dcp.save(self._sharded_state(), checkpoint_id=partial / SHARDS)
-        if "extra" in self.contents:
-            torch.save(self._extra_state(global_step), partial / f"extra_state_rank_{dist.get_rank()}.pt")
-        self._save_portable(partial)
+        with explained_write(partial):
+            dcp.save(self._sharded_state(), checkpoint_id=partial / SHARDS)
+            if "extra" in self.contents:
+                torch.save(self._extra_state(global_step), partial / f"extra_state_rank_{dist.get_rank()}.pt")
+            self._save_portable(partial)
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(final, ignore_errors=True)
