@@ -108,10 +108,11 @@ class WebshopEnvironmentManager(EpisodeEnvironmentManager):
 def make_webshop(config: Any) -> Managers:
     """Training and validation managers of WebShop, their sessions in the same host processes."""
     env, data = config.env, config.data
-    group_size, val_group_size = train_group_size(config), config.actor_rollout_ref.rollout.val_kwargs.n
+    group_size, num_groups = train_group_size(config), data.gen_batch_size or data.train_batch_size
+    val_group_size = config.actor_rollout_ref.rollout.val_kwargs.n
     pool = make_pool(
         env.webshop,
-        max(data.train_batch_size * group_size, data.val_batch_size * val_group_size),
+        max(num_groups * group_size, data.val_batch_size * val_group_size),
         env.resources_per_worker,
         env.num_workers,
         reset_limit_s=env.reset_timeout,
@@ -123,7 +124,7 @@ def make_webshop(config: Any) -> Managers:
         build = partial(
             build_webshop_envs, resources_per_worker=env.resources_per_worker, env_kwargs=env.webshop, pool=pool
         )
-        train = build(seed=env.seed, env_num=data.train_batch_size, group_n=group_size, is_train=True)
+        train = build(seed=env.seed, env_num=num_groups, group_n=group_size, is_train=True)
         val = build(seed=env.seed + 1000, env_num=data.val_batch_size, group_n=val_group_size, is_train=False)
     except BaseException:
         pool.close()
@@ -143,7 +144,7 @@ def make_webshop(config: Any) -> Managers:
 
 
 def train_group_size(config: Any) -> int:
-    """Episodes per task: ``env.rollout.n``, 1 where it is not positive.
+    """Episodes per task: ``env.rollout.n``, 1 where it is not positive, and with ReMax a greedy one as its baseline.
 
     Raises:
         ValueError: it is no integer.
@@ -151,7 +152,7 @@ def train_group_size(config: Any) -> int:
     size = config.env.rollout.n
     if not isinstance(size, int) or isinstance(size, bool):
         raise ValueError(f"env.rollout.n must be an integer, not {size!r}")
-    return max(size, 1)
+    return max(size, 1) + (config.algorithm.adv_estimator == "remax")
 
 
 def make_envs(config: Any) -> Managers:

@@ -28,6 +28,7 @@ class Turn:
         log_probs: float32 ``(response_length,)`` of the engine.
         anchor: the state in which the agent acted.
         reward: what the environment gave for the action.
+        prompt_text: what the environment asked, before any cut; only where the rollout keeps it.
     """
 
     prompt_ids: np.ndarray
@@ -36,6 +37,7 @@ class Turn:
     log_probs: np.ndarray | None = None
     finish_reason: str = ""
     reward: float = 0.0
+    prompt_text: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,7 +46,11 @@ class Episode:
     """One play of one task by one group member.
 
     Attributes:
-        attempt: how many tasks its group had before this one in the same rollout.
+        group: number of its group in the rollout, in the order the groups started.
+        attempt: 0 for a group that started with the rollout, 1, 2, … for those that replaced another.
+        baseline: played greedily, for its reward alone (ReMax).
+        data_source: where its task is from.
+        lag: updates of the policy since it was played.
         turns: completed turns, in order.
         pending: the turn whose response or reward is on its way.
         retries: how often it started again after its environment failed by its own doing.
@@ -60,6 +66,9 @@ class Episode:
     uid: str
     traj_uid: str
     task_id: str = ""
+    baseline: bool = False
+    data_source: str = "unknown"
+    lag: int = 0
     turns: list[Turn] = field(default_factory=list)
     pending: Turn | None = None
     retries: int = 0

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from agent_system.environments.base import EventEnvironments, Observation
 from agent_system.multi_turn_rollout.episode import Episode, Turn, request_seed
+from agent_system.multi_turn_rollout.groups import Group, GroupChoice
 from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
 from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
 from verl.workers.rollout.base import RolloutRequest, RolloutResult, SamplingSettings
@@ -38,22 +39,28 @@ class RolloutPlan:
     Attributes:
         name: in ids and the progress bar: what makes ids of this rollout differ from those of others.
         seed_parts: what the seeds of its requests start from.
-        num_groups: groups 0 … num_groups-1 play.
+        num_groups: groups that start at once, in the first slots.
+        wanted: groups that are kept; the others are surplus.
+        most_groups: groups that may be played until ``wanted`` have rewards that differ; None keeps every group.
+        baseline: sampling of the last member of each group, which is played for its reward alone; None: no such member.
         max_turns: agent steps of an episode at most.
         env_kwargs: one dict per slot for the environment, or None.
         block: block of the validation tasks.
-        max_attempts: tasks a group may play until its rewards differ; 1 keeps every group.
+        keep_prompts: keep the texts of prompts, for a reward model that renders conversations in its own way.
         reply_limit_s: time limit of an environment's reply, seconds.
     """
 
     name: str
     seed_parts: tuple[int | str, ...]
     num_groups: int
+    wanted: int
     max_turns: int
     sampling: SamplingSettings
+    baseline: SamplingSettings | None = None
     env_kwargs: Sequence[Any] | None = None
     block: int = 0
-    max_attempts: int = 1
+    most_groups: int | None = None
+    keep_prompts: bool = False
     reply_limit_s: float = 600.0
     progress_bar: bool = True
 
@@ -66,14 +73,13 @@ class LoopCounts:
     infra_retried: int = 0
     infra_failed: int = 0
     prompt_overflow: int = 0
-    groups_dropped: int = 0
     env_only_wait_s: float = 0.0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
 
 class EpisodeLoop:
-    """One rollout. ``run`` returns the episodes of all groups that were kept, by group and member."""
+    """One rollout: ``run`` plays it, ``choice`` then holds its groups."""
 
     def __init__(
         self,
@@ -88,11 +94,13 @@ class EpisodeLoop:
         self._active: dict[int, Episode] = {}  # by slot
         self._requests: dict[str, Episode] = {}  # by request id
         self._env_replies: dict[ray.ObjectRef, float] = {}  # reference -> when it was asked for
-        self._members: dict[int, list[Episode]] = {}  # finished episodes of each group's present attempt
-        self._kept: dict[int, list[Episode]] = {}
+        self._members: dict[int, Group] = {}  # finished episodes of each group that runs
+        self.choice = GroupChoice(
+            plan.wanted, plan.most_groups or plan.num_groups, filtering=plan.most_groups is not None
+        )
         self.counts = LoopCounts()
 
-    def run(self) -> list[Episode]:
+    def run(self) -> None:
         """Plays until every group is through.
 
         Raises:
@@ -104,11 +112,10 @@ class EpisodeLoop:
         with tqdm(
             total=total, desc=self._plan.name, unit="episode", disable=not self._plan.progress_bar, mininterval=0.5
         ) as self._bar:
-            self._start_groups(range(self._plan.num_groups), attempt=0)
+            self._start_groups(range(self._plan.num_groups), self.choice.start(self._plan.num_groups), attempt=0)
             while self._active:
                 self._turn_of_the_loop()
         self.counts.seconds = time.perf_counter() - begin
-        return [episode for group in sorted(self._kept) for episode in self._kept[group]]
 
     # ------------------------------------------------------------------ waiting
 
@@ -146,16 +153,18 @@ class EpisodeLoop:
 
     # ------------------------------------------------------------------ an episode's way
 
-    def _start_groups(self, groups: Sequence[int], attempt: int) -> None:
+    def _start_groups(self, places: Sequence[int], numbers: Sequence[int], attempt: int) -> None:
+        """Starts the groups ``numbers`` in the slots of the environment's groups ``places``."""
         size, plan = self._envs.group_size, self._plan
-        self._expect(self._envs.begin(groups, plan.env_kwargs, attempt, plan.block))
-        for group in groups:
-            uid = f"{plan.name}-group{group}" + (f"-attempt{attempt}" if attempt else "")
-            self._members[group] = []
+        self._expect(self._envs.begin(places, plan.env_kwargs, attempt, plan.block))
+        for place, number in zip(places, numbers, strict=True):
+            uid = f"{plan.name}-group{number}"
+            self._members[number] = []
             for member in range(size):
-                slot = group * size + member
+                slot, greedy = place * size + member, plan.baseline is not None and member == size - 1
+                name = f"{uid}-baseline" if greedy else f"{uid}-member{member}"
                 self._active[slot] = Episode(
-                    slot, group, member, attempt, uid, f"{uid}-member{member}", self._envs.task_id(slot)
+                    slot, number, member, attempt, uid, name, self._envs.task_id(slot), baseline=greedy
                 )
 
     def _take_observations(self, observations: Sequence[tuple[int, Observation]]) -> None:
@@ -190,7 +199,8 @@ class EpisodeLoop:
                 self.counts.prompt_overflow += 1
                 self._finish(episode)
                 continue
-            episode.pending = Turn(prompt_ids=fitted, anchor=observation.anchor)
+            text = observation.prompt if self._plan.keep_prompts else None
+            episode.pending = Turn(prompt_ids=fitted, anchor=observation.anchor, prompt_text=text)
             self._request(episode)
 
     def _request(self, episode: Episode) -> None:
@@ -198,10 +208,10 @@ class EpisodeLoop:
         request_id = f"{episode.traj_uid}-turn{turn}" + (f"-restart{episode.restarts}" if episode.restarts else "")
         seed = request_seed(*self._plan.seed_parts, episode.group, episode.attempt, episode.member, turn)
         assert episode.pending is not None, "a request needs a prompt"
+        sampling = self._plan.baseline if episode.baseline else self._plan.sampling
+        assert sampling is not None, "a baseline is played with settings of its own"
         self._requests[request_id] = episode
-        self._scheduler.enqueue(
-            episode.group, RolloutRequest(request_id, episode.pending.prompt_ids, self._plan.sampling, seed)
-        )
+        self._scheduler.enqueue(episode.group, RolloutRequest(request_id, episode.pending.prompt_ids, sampling, seed))
 
     def _act(self, results: Sequence[RolloutResult]) -> None:
         """Hands finished responses to their environments."""
@@ -244,22 +254,16 @@ class EpisodeLoop:
         self.counts.episodes += 1
         self._expect(self._envs.finish(episode.slot))
         if len(members) == self._envs.group_size:
-            self._close_group(episode.group, episode.attempt)
+            self._close_group(episode.group, episode.slot // self._envs.group_size)
         self._bar.update()
 
-    def _close_group(self, group: int, attempt: int) -> None:
-        members = sorted(self._members.pop(group), key=lambda episode: episode.member)
-        if attempt + 1 < self._plan.max_attempts and not _rewards_differ(members):
-            self.counts.groups_dropped += 1
+    def _close_group(self, number: int, place: int) -> None:
+        members = sorted(self._members.pop(number), key=lambda episode: episode.member)
+        self.choice.close(number, members)
+        if self.choice.needs_another:
+            numbers = self.choice.start(1)
             self._bar.total += len(members)
-            self._start_groups([group], attempt + 1)
-            return
-        self._kept[group] = members
-
-
-def _rewards_differ(members: Sequence[Episode]) -> bool:
-    rewards = [episode.reward for episode in members if episode.counts]
-    return len(set(rewards)) > 1
+            self._start_groups([place], numbers, attempt=numbers[0] - self._plan.num_groups + 1)
 
 
 def _wait_for_any(refs: list[ray.ObjectRef], timeout_s: float) -> set[ray.ObjectRef]:

@@ -12,8 +12,9 @@ from ray.exceptions import RayError
 from agent_system.environments.base import EventEnvironments
 from agent_system.multi_turn_rollout import reference_form
 from agent_system.multi_turn_rollout.episode import Episode
-from agent_system.multi_turn_rollout.episode_loop import EpisodeLoop, LoopCounts, RolloutPlan
+from agent_system.multi_turn_rollout.episode_loop import EpisodeLoop, RolloutPlan
 from agent_system.multi_turn_rollout.generation import GenerationClient, as_generation_client
+from agent_system.multi_turn_rollout.groups import Group, carried_on
 from agent_system.multi_turn_rollout.lock_step import as_event_environments
 from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
 from agent_system.multi_turn_rollout.rows import build_rows
@@ -45,6 +46,14 @@ class TrajectoryCollector:
             config.data.apply_chat_template_kwargs,
             config.env.history_length,
         )
+        self._carried: list[Group] = []  # surplus groups of the last training rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: the groups that the next training rollout starts with."""
+        return {"carried": list(self._carried)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._carried = list(state["carried"])
 
     def multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True
@@ -52,10 +61,10 @@ class TrajectoryCollector:
         """Plays one batch of episodes to their end.
 
         Args:
-            gen_batch: one row per task in training (each is played ``env.rollout.n`` times), one per episode in
-                validation. Its ``data_source`` and ``env_kwargs`` columns are used where they are present, and of
-                its ``meta_info`` ``global_steps`` (seeds in training), ``batch_index`` (which block of the validation
-                tasks) and ``do_sample``.
+            gen_batch: one row per task in training (each is played ``env.rollout.n`` times, and once more greedily for
+                ReMax), one per episode in validation. Its ``data_source`` and ``env_kwargs`` columns are used where
+                they are present, and of its ``meta_info`` ``global_steps`` (seeds in training), ``batch_index`` (which
+                block of the validation tasks) and ``do_sample``.
             actor_rollout_wg: the worker group with the engines, or any ``GenerationClient``.
             envs: an environment manager, event-driven or lock-step.
             is_train: training or validation.
@@ -75,7 +84,7 @@ class TrajectoryCollector:
         """As ``multi_turn_loop`` with every row of the batch played ``repeat`` times; ``replace`` allows new groups."""
         num_episodes = len(gen_batch) * repeat
         group_size, data = self._group_size(is_train), self.config.data
-        capacity = group_size * (data.train_batch_size if is_train else data.val_batch_size)
+        capacity = group_size * ((data.gen_batch_size or data.train_batch_size) if is_train else data.val_batch_size)
         environments = as_event_environments(envs, num_episodes, group_size, capacity)
         plan = self._plan(gen_batch, environments, num_episodes, repeat, is_train, replace)
         client = as_generation_client(actor_rollout_wg)
@@ -85,23 +94,22 @@ class TrajectoryCollector:
         )
         loop = EpisodeLoop(plan, environments, scheduler, self._encoder, self.tokenizer)
         self._encoder.shortened = 0
-        episodes = self._run(loop, client)
+        self._run(loop, client)
         engine_metrics |= client.end()
-        counted = [episode for episode in episodes if episode.counts]
+        groups = self._with_carried(loop, plan, _column(gen_batch, "data_source", repeat))
+        counted = [episode for members in groups for episode in members if episode.counts]
         if not counted:
             reasons = "; ".join(loop.counts.failures[:3]) or "every first prompt exceeds data.max_prompt_length"
             raise RuntimeError(f"none of the {num_episodes} episodes of {plan.name} came through: {reasons}")
-        sources = _column(gen_batch, "data_source", repeat) or ["unknown"] * num_episodes
         return build_rows(
             counted,
             _success(environments, counted),
-            [str(sources[episode.slot]) for episode in counted],
             self.tokenizer.pad_token_id,
             {
                 "temperature": plan.sampling.temperature,
                 "eos_token_id": self.tokenizer.eos_token_id,
                 "pad_token_id": self.tokenizer.pad_token_id,
-                "rollout_metrics": self._metrics(loop.counts, scheduler, client) | engine_metrics,
+                "rollout_metrics": self._metrics(loop, scheduler, client) | engine_metrics,
             },
         )
 
@@ -155,10 +163,10 @@ class TrajectoryCollector:
     # ------------------------------------------------------------------ parts
 
     @staticmethod
-    def _run(loop: EpisodeLoop, client: GenerationClient) -> list[Episode]:
+    def _run(loop: EpisodeLoop, client: GenerationClient) -> None:
         """Runs ``loop``; engines that still answer are left as after a rollout when it is broken off."""
         try:
-            return loop.run()
+            loop.run()
         except (RayError, WorkerError, TimeoutError):
             raise
         except BaseException:
@@ -166,8 +174,24 @@ class TrajectoryCollector:
             raise
 
     def _group_size(self, is_train: bool) -> int:
+        """Episodes of a task; in training with the greedy one that is ReMax's baseline."""
         size = self.config.env.rollout.n if is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
-        return max(size, 1)
+        return max(size, 1) + (is_train and self._plays_baselines)
+
+    @property
+    def _plays_baselines(self) -> bool:
+        return self.config.algorithm.adv_estimator == "remax"
+
+    def _with_carried(self, loop: EpisodeLoop, plan: RolloutPlan, sources: Sequence[Any] | None) -> list[Group]:
+        """The groups of the batch: those carried from the last rollout and those of ``loop``; keeps its surplus."""
+        kept, surplus = loop.choice.kept(), loop.choice.surplus()
+        for episode in (episode for members in kept + surplus for episode in members):
+            episode.data_source = "unknown" if sources is None else str(sources[episode.slot])
+        if plan.most_groups is None:
+            return kept
+        carries = self.config.algorithm.filter_groups.surplus == "carry"
+        groups, self._carried = self._carried + kept, carried_on(surplus) if carries else []
+        return groups
 
     def _plan(
         self,
@@ -180,6 +204,8 @@ class TrajectoryCollector:
     ) -> RolloutPlan:
         if num_episodes > envs.num_episodes or num_episodes % envs.group_size:
             key = "data.train_batch_size × env.rollout.n" if is_train else "data.val_batch_size × val_kwargs.n"
+            if is_train and self._plays_baselines:
+                key = "data.train_batch_size × (env.rollout.n + 1, as ReMax plays a greedy episode of each task)"
             raise ValueError(
                 f"the batch asks for {num_episodes} episodes, the environment has {envs.num_episodes} in groups of "
                 f"{envs.group_size}: {key} must be the number of its episodes"
@@ -188,25 +214,33 @@ class TrajectoryCollector:
         step, block = int(meta.get("global_steps", 0)), int(meta.get("batch_index", 0))
         run_seed = config.actor_rollout_ref.rollout.seed
         filters = config.algorithm.filter_groups
+        filtering = is_train and replace and filters.enable
+        groups, carried = num_episodes // envs.group_size, len(self._carried) if filtering else 0
+        rollout, judge = config.actor_rollout_ref.rollout, config.reward_model
         return RolloutPlan(
             name=f"step{step}" if is_train else f"val{block}",
             # validation draws the same numbers at every evaluation, so that two evaluations compare in pairs
             seed_parts=(run_seed, "train", step) if is_train else (run_seed, "val", block),
-            num_groups=num_episodes // envs.group_size,
-            max_turns=config.env.max_steps,
-            sampling=sampling_settings(
-                config.actor_rollout_ref.rollout, validate=not is_train, do_sample=meta.get("do_sample", True)
+            num_groups=groups - carried,
+            wanted=(min(groups, config.data.train_batch_size) if filtering else groups) - carried,
+            most_groups=filters.max_num_gen_batches * groups if filtering else None,
+            baseline=(
+                sampling_settings(rollout, validate=False, do_sample=False)
+                if is_train and self._plays_baselines
+                else None
             ),
+            max_turns=config.env.max_steps,
+            sampling=sampling_settings(rollout, validate=not is_train, do_sample=meta.get("do_sample", True)),
             env_kwargs=_column(gen_batch, "env_kwargs", repeat),
+            keep_prompts=is_train and judge.enable and judge.model.input_tokenizer is not None,
             block=block,
-            max_attempts=filters.max_num_gen_batches if is_train and replace and filters.enable else 1,
             # a session has its own limit where it runs; this one is for a process that does not answer at all
             reply_limit_s=2 * max(config.env.reset_timeout, config.env.step_timeout),
             progress_bar=config.trainer.progress_bar,
         )
 
-    def _metrics(self, counts: LoopCounts, scheduler: ReplicaScheduler, client: GenerationClient) -> dict[str, float]:
-        engine = scheduler.counts
+    def _metrics(self, loop: EpisodeLoop, scheduler: ReplicaScheduler, client: GenerationClient) -> dict[str, float]:
+        counts, engine = loop.counts, scheduler.counts
         capacity = max(counts.seconds * client.num_replicas, 1e-9)
         return {
             "rollout/episodes": float(counts.episodes),
@@ -214,7 +248,6 @@ class TrajectoryCollector:
             "rollout/infra_retried": float(counts.infra_retried),
             "rollout/prompt_overflow": float(counts.prompt_overflow),
             "rollout/prompts_shortened": float(self._encoder.shortened),
-            "rollout/groups_dropped": float(counts.groups_dropped),
             "rollout/requests": float(engine.requests),
             "rollout/slices": float(engine.slices),
             "rollout/tokens": float(engine.generated_tokens),
@@ -223,7 +256,7 @@ class TrajectoryCollector:
             "rollout/tokens_per_second": engine.generated_tokens / max(counts.seconds, 1e-9),
             "rollout/engine_idle_share": max(0.0, 1.0 - engine.busy_s / capacity),
             "rollout/env_wait_s": counts.env_only_wait_s,
-        }
+        } | loop.choice.metrics()
 
 
 def _success(envs: EventEnvironments, episodes: Sequence[Episode]) -> dict[str, np.ndarray]:

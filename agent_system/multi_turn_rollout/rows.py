@@ -16,7 +16,6 @@ from verl.utils.row_arrays import object_array
 def build_rows(
     episodes: Sequence[Episode],
     success: dict[str, np.ndarray],
-    data_sources: Sequence[str],
     pad_token_id: int,
     meta_info: dict[str, Any],
 ) -> DataProto:
@@ -26,7 +25,6 @@ def build_rows(
         episodes: those that count, in the order of the batch; E of them.
         success: figures of each episode, ``(E,)`` each. An array of another length has no figure per
             episode; its mean stands in every row.
-        data_sources: of each episode.
         pad_token_id: fills responses up to the longest one.
         meta_info: of the result.
 
@@ -47,13 +45,17 @@ def build_rows(
         "uid": _text([episode.uid for episode in episodes], owner),
         "traj_uid": _text([episode.traj_uid for episode in episodes], owner),
         "task_id": _text([episode.task_id for episode in episodes], owner),
-        "data_source": _text(data_sources, owner),
+        "data_source": _text([episode.data_source for episode in episodes], owner),
+        "policy_lag": np.array([episode.lag for episode in episodes], dtype=np.int64)[owner],
+        "is_baseline": np.array([episode.baseline for episode in episodes], dtype=bool)[owner],
         "episode_rewards": _figures([episode.reward for episode in episodes], owner),
         "episode_lengths": _figures([len(episode.turns) for episode in episodes], owner),
         "tool_callings": _figures([episode.tool_callings for episode in episodes], owner),
         "prompt_overflow": np.array([episode.prompt_overflow for episode in episodes], dtype=bool)[owner],
         "infra_failed": np.zeros(len(turns), dtype=bool),
     }
+    if turns[0].prompt_text is not None:
+        columns["prompt_text"] = object_array(turn.prompt_text for turn in turns)
     for name, values in success.items():
         each = values if len(values) == len(episodes) else np.full(len(episodes), np.mean(values))
         columns[name] = _figures(each, owner)

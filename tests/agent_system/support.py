@@ -11,7 +11,7 @@ import numpy as np
 import ray
 from toy_shop import toy_sessions
 
-from agent_system.environments.env_manager import WebshopEnvironmentManager
+from agent_system.environments.env_manager import WebshopEnvironmentManager, train_group_size
 from agent_system.environments.env_package.webshop.envs import TrainingGoals, ValidationGoals, WebshopVectorEnv
 from agent_system.environments.env_package.webshop.projection import webshop_projection
 from agent_system.environments.session_host import SessionPool
@@ -155,6 +155,7 @@ def make_config(**changes: Any) -> SimpleNamespace:
             truncation="error",
             apply_chat_template_kwargs={},
             train_batch_size=4,
+            gen_batch_size=None,
             val_batch_size=6,
         ),
         env=SimpleNamespace(
@@ -187,7 +188,11 @@ def make_config(**changes: Any) -> SimpleNamespace:
             ref=SimpleNamespace(log_prob_micro_batch_size_per_gpu=16),
             actor=SimpleNamespace(ppo_micro_batch_size_per_gpu=8),
         ),
-        algorithm=SimpleNamespace(filter_groups=SimpleNamespace(enable=False, max_num_gen_batches=3)),
+        algorithm=SimpleNamespace(
+            adv_estimator="gigpo",
+            filter_groups=SimpleNamespace(enable=False, max_num_gen_batches=3, surplus="cut"),
+        ),
+        reward_model=SimpleNamespace(enable=False, model=SimpleNamespace(input_tokenizer=None)),
         trainer=SimpleNamespace(step_timeout=300, start_timeout=300, progress_bar=False, n_gpus_per_node=2, nnodes=1),
     )
     for key, value in changes.items():
@@ -205,8 +210,9 @@ def toy_manager(
     builder: Callable[[], Callable[[], Any]] = toy_sessions,
     pool: SessionPool | None = None,
 ) -> WebshopEnvironmentManager:
-    groups = config.data.train_batch_size if is_train else config.data.val_batch_size
-    size = config.env.rollout.n if is_train else 1
+    train_groups = config.data.gen_batch_size or config.data.train_batch_size
+    groups = train_groups if is_train else config.data.val_batch_size
+    size = train_group_size(config) if is_train else 1
     goals = TrainingGoals(GOALS, groups, config.env.seed) if is_train else ValidationGoals(GOALS, groups)
     name = "train" if is_train else "val"
     envs = WebshopVectorEnv(pool or shared_pool(builder), goals, groups, size, name, owns_pool=False)

@@ -42,13 +42,24 @@ def test_the_stream_depends_on_the_seed_alone_and_resumes():
         TrainingGoals(800, 4, 1).load_state_dict(state)
 
 
-def test_what_a_group_plays_next_does_not_depend_on_who_asks_first():
-    one, other = TrainingGoals(700, 3, 0), TrainingGoals(700, 3, 0)
-    draw(one, 3), draw(other, 3)
-    forward = {(g, a): one.task(g, a, 0) for g in (0, 1, 2) for a in (1, 2)}
-    backward = {(g, a): other.task(g, a, 0) for a in (1, 2) for g in (2, 1, 0)}
-    assert forward == backward
-    assert len(set(forward.values())) == 6
+@pytest.mark.parametrize("compatible", [False, True])
+def test_a_replacement_does_not_depend_on_which_group_it_replaces(compatible):
+    one, other = (
+        CompatibleGoals(700, 3, 0, is_train=True) if compatible else TrainingGoals(700, 3, 0) for _ in range(2)
+    )
+    first = draw(one, 3)
+    assert draw(other, 3) == first
+    later = [one.task(group, attempt, 0) for attempt, group in enumerate((0, 0, 2, 1, 1), start=1)]
+    assert [other.task(group, attempt, 0) for attempt, group in enumerate((2, 1, 0, 2, 1), start=1)] == later
+    assert len(set(first + later)) == 8
+    assert draw(one, 3) == draw(other, 3)
+
+
+def test_no_goal_is_passed_over_where_fewer_groups_start():
+    goals = TrainingGoals(num_goals=560, num_groups=8, seed=3)
+    played = draw(goals, 5) + [goals.task(0, attempt, 0) for attempt in (1, 2)] + draw(goals, 8)
+    same = TrainingGoals(num_goals=560, num_groups=15, seed=3)
+    assert played == draw(same, 15)
 
 
 def test_too_few_goals_is_the_users_mistake():
