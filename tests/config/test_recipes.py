@@ -70,7 +70,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus_trainer/run_webshop_baseline.sh": {
         **GRPO, "algorithm.adv_estimator": "reinforce_plus_plus_baseline", f"{ACTOR}.kl_loss_type": "mse",
     },
-    "ppo_trainer/run_webshop.sh": {**PPO, "critic.optim.lr": (1e-5, 1e-5)},
+    "ppo_trainer/run_webshop.sh": {**PPO, "critic.optim.lr": (1e-5, 1e-3)},
     "ppo_trainer/run_webshop_lora.sh": {
         **PPO, **NO_KL, **LORA, f"{MODEL}.path": QWEN_7B, "critic.model.path": QWEN_7B,
         "critic.model.lora_rank": (64, 16), "critic.model.lora_alpha": (64, 32),
