@@ -12,7 +12,7 @@ from transformers import Qwen2Config
 from tests.rollout import tiny
 from verl.workers.rollout.base import SamplingSettings
 from verl.workers.rollout.factory import build_rollout_engine
-from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes
+from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
 from verl.workers.rollout.settings import EngineSettings, check_requests, engine_settings, sampling_settings
 
 
@@ -108,6 +108,28 @@ def test_sampling_follows_training_and_validation_keys() -> None:
     assert validation.extra == {"min_p": 0.2}
     config.do_sample = False
     assert sampling_settings(config).greedy
+
+
+def test_a_hint_where_engines_of_one_gpu_would_sample_faster() -> None:
+    config = Qwen2Config(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+
+    def hint(tensor_parallel: int, gib: int) -> str | None:
+        settings = EngineSettings(
+            "model", dtype=torch.bfloat16, tensor_parallel_size=tensor_parallel, gpu_memory_utilization=0.6
+        )
+        return parallel_hint(config, settings, gib << 30)
+
+    assert "2.9 GiB of weights" in hint(2, 140) and "tensor_model_parallel_size=1 samples faster" in hint(2, 140)
+    assert hint(2, 24) is not None  # a quarter of 14.4 GiB
+    assert hint(2, 16) is None and hint(1, 140) is None
 
 
 @pytest.mark.parametrize("changes", [{"temperature": -1}, {"top_p": 0.0}, {"top_k": 0}, {"max_tokens": 0}])

@@ -163,12 +163,34 @@ def test_only_layers_that_do_not_fit_are_recomputed() -> None:
     assert layers_to_recompute(28, 2 * gib, 5 * gib) == 28
 
 
-def test_peaks_by_device_name() -> None:
-    assert get_device_flops("T", "NVIDIA H200") == 989.0
-    assert get_device_flops("T", "NVIDIA H20") == 148.0
-    assert get_device_flops("G", "NVIDIA A100-SXM4-80GB") == 312_000.0
-    assert get_device_flops("T", "NVIDIA L4") == 121.0
-    assert get_device_flops("T", "a CPU") == float("inf")
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA GH200 480GB", 989.0),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.0),
+        ("NVIDIA B200", 2250.0),
+        ("NVIDIA GB200", 2500.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L40", 181.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("a CPU", float("inf")),
+    ],
+)
+def test_peaks_by_device_name(name: str, tera: float) -> None:
+    """Dense bf16 with float32 accumulation, by the vendors' data sheets; no name is taken for a shorter one."""
+    assert get_device_flops("T", name) == tera
+    assert get_device_flops("G", name) == pytest.approx(1000 * tera)
 
 
 def test_dtypes_by_name() -> None:

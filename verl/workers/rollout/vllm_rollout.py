@@ -35,7 +35,7 @@ from verl.workers.rollout.base import (
     RolloutResult,
     SamplingSettings,
 )
-from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes
+from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
 from verl.workers.rollout.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings, check_requests
 
@@ -57,6 +57,10 @@ class VLLMRollout:
         _prepare_environment(settings)
         self._on_cuda = settings.device != "cpu"
         self.can_sleep = self._on_cuda and settings.free_cache_engine
+        if self._on_cuda and (not dist.is_initialized() or dist.get_rank() == 0):
+            hint = parallel_hint(self.hf_config, settings, torch.cuda.mem_get_info()[1])
+            if hint is not None:
+                logger.warning(hint)
         with preserved_rng(), _restored_environment():
             self._llm = _build_llm(settings, self.hf_config)
         self._engine = self._llm.llm_engine
