@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
+from verl.trainer.config.machine import visible_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,13 @@ def start_ray(config: PPOTrainerConfig) -> None:
 
     if ray.is_initialized():
         return
+    resources: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):  # a cluster that runs already has what it has
+        resources = {"address": "local", "num_cpus": config.ray_init.num_cpus or max(os.cpu_count() or 1, 4)}
+        if config.trainer.device == "cuda":
+            resources["num_gpus"] = visible_gpus()
     ray.init(
-        num_cpus=config.ray_init.num_cpus or max(os.cpu_count() or 1, 4),
+        **resources,
         include_dashboard=False,
         log_to_driver=True,
         logging_level=logging.WARNING,

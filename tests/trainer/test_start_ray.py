@@ -1,0 +1,44 @@
+"""What Ray is started with: the machine's resources for a Ray of our own, nothing for a cluster that runs already."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from verl.trainer import main_ppo
+
+
+@pytest.fixture()
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments ``ray.init`` was called with."""
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **given: arguments.update(given))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return arguments
+
+
+def _config(device: str) -> Any:
+    return SimpleNamespace(ray_init=SimpleNamespace(num_cpus=6), trainer=SimpleNamespace(device=device))
+
+
+def test_a_local_ray_is_told_its_cpus_and_gpus(started: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_ppo, "visible_gpus", lambda: 2)
+    main_ppo.start_ray(_config("cuda"))
+    assert (started["address"], started["num_cpus"], started["num_gpus"]) == ("local", 6, 2)
+
+
+def test_a_local_ray_on_the_cpu_claims_no_gpu(started: dict[str, Any]) -> None:
+    main_ppo.start_ray(_config("cpu"))
+    assert started["num_cpus"] == 6 and "num_gpus" not in started
+
+
+def test_a_running_cluster_is_joined_without_resources(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    main_ppo.start_ray(_config("cuda"))
+    assert not {"address", "num_cpus", "num_gpus"} & set(started)
