@@ -101,3 +101,21 @@ def test_missing_parts_are_warned_about(tmp_path, caplog):
     (tmp_path / "global_step_3").mkdir()
     assert load_state(tmp_path / "global_step_3").global_step == 3
     assert "data.pt is missing" in caplog.text
+
+
+def test_a_step_that_is_saved_again_replaces_the_folder_whole(tmp_path):
+    save(tmp_path, 5)
+    (tmp_path / "global_step_5" / "old").touch()
+    save(tmp_path, 5)
+    assert not (tmp_path / "global_step_5" / "old").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"global_step_5", TRACKER_FILE}
+
+
+def test_a_save_that_fails_leaves_nothing_of_its_own(tmp_path):
+    save(tmp_path, 5)
+    folder = CheckpointFolder(tmp_path, 10)
+    with pytest.raises(AttributeError):
+        folder.save_state(TrainerState(global_step=10, dataloader={"at": lambda: 1}))
+    folder.discard()
+    assert {path.name for path in tmp_path.iterdir()} == {"global_step_5", TRACKER_FILE}
+    assert find_checkpoint("auto", None, tmp_path).name == "global_step_5"
