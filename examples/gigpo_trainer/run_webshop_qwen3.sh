@@ -2,7 +2,7 @@
 # GiGPO on WebShop with Qwen3-1.7B, no KL loss. Everything else is as in run_webshop.sh.
 #
 # Qwen3 thinks before it answers, in the <think> tags that the shop's prompt asks for, so its template's thinking mode
-# stays on: with it off the template writes an empty thought itself, and the response counts as malformed unless the model
+# stays on: with it off the template writes an empty thought itself, and a response counts as malformed unless the model
 # thinks a second time. A thought that does not end within data.max_response_length is malformed too.
 source "$(dirname "${BASH_SOURCE[0]}")/run_webshop.sh"
 

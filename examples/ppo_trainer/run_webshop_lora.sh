@@ -14,6 +14,7 @@ gpu+=(
     critic.model.path=Qwen/Qwen2.5-7B-Instruct
     critic.model.lora_rank=64
     critic.model.lora_alpha=64
+    critic.optim.lr=3e-5
     trainer.experiment_name=ppo_qwen2.5_7b_no_kl_lora
 )
 embedded+=(

@@ -73,7 +73,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "ppo_trainer/run_webshop.sh": {**PPO, "critic.optim.lr": (1e-5, 1e-3)},
     "ppo_trainer/run_webshop_lora.sh": {
         **PPO, **NO_KL, **LORA, f"{MODEL}.path": QWEN_7B, "critic.model.path": QWEN_7B,
-        "critic.model.lora_rank": (64, 16), "critic.model.lora_alpha": (64, 32),
+        "critic.optim.lr": (3e-5, 1e-3), "critic.model.lora_rank": (64, 16), "critic.model.lora_alpha": (64, 32),
     },
 }
 
