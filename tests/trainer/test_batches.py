@@ -28,6 +28,7 @@ def make_trainer(shuffle: bool, step: int = 0) -> RayPPOTrainer:
         collate_fn=lambda rows: {"row": torch.tensor([row["row"] for row in rows])},
     )
     trainer.envs, trainer.kl_ctrl_in_reward = SimpleNamespace(split_digest="abc"), None
+    trainer.traj_collector = SimpleNamespace(state_dict=dict)
     trainer.global_steps, trainer.total_training_steps = step, STEPS
     return trainer
 

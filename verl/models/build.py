@@ -22,12 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PretrainedConfig,
 )
 
 from verl.models.attention import register_packed_attention
-from verl.models.heads import install_log_prob_head, install_value_head
+from verl.models.heads import VALUE_HEAD, install_log_prob_head, install_value_head
 from verl.models.logprobs import enable_compiled_head
 from verl.models.lora import LoraSettings, add_lora
 from verl.utils.fsdp_utils import ShardingOptions, count_parameters, materialize, scatter_weights, shard_model
@@ -44,7 +45,8 @@ class ModelSpec:
 
     Attributes:
         path: folder with ``config.json`` and, unless the weights are to be random, weight files.
-        kind: ``"causal_lm"`` or ``"value"`` (one number per position).
+        kind: ``"causal_lm"``, ``"value"`` (one number per position) or ``"reward"`` (the same, trained already: the
+            folder must hold the head as well; of token or sequence classification, as its config says).
         dtype: dtype of the stored parameters.
         override_config: values set on the transformers config, nested like it.
         random_init: draw the weights even if the folder has some.
@@ -77,23 +79,26 @@ def load_config(spec: ModelSpec) -> PretrainedConfig:
     config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
     update_model_config(config, dict(spec.override_config))
     config.use_cache = False
-    if spec.kind == "value":
+    if spec.kind in ("value", "reward"):
         config.num_labels = 1
         config.classifier_dropout = 0.0
     return config
 
 
-def _auto_class(spec: ModelSpec) -> type:
-    try:
-        return {"causal_lm": AutoModelForCausalLM, "value": AutoModelForTokenClassification}[spec.kind]
-    except KeyError:
-        raise AssertionError(f"unknown model kind {spec.kind!r}") from None
+def _auto_class(spec: ModelSpec, config: PretrainedConfig) -> type:
+    assert spec.kind in ("causal_lm", "value", "reward"), f"unknown model kind {spec.kind!r}"
+    if spec.kind == "causal_lm":
+        return AutoModelForCausalLM
+    architectures = config.architectures or []
+    if spec.kind == "reward" and any(name.endswith("ForSequenceClassification") for name in architectures):
+        return AutoModelForSequenceClassification
+    return AutoModelForTokenClassification
 
 
 def _build_skeleton(spec: ModelSpec, config: PretrainedConfig) -> nn.Module:
     """The model with meta parameters and real buffers (rotary tables are computed, never loaded)."""
     with init_empty_weights(include_buffers=False):
-        model = _auto_class(spec).from_config(
+        model = _auto_class(spec, config).from_config(
             config,
             dtype=spec.dtype,
             attn_implementation=register_packed_attention(),
@@ -110,13 +115,23 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
         if spec.random_init or not has_weights(spec.path):
             logger.warning("random weights for %s: %s", spec.path, _why_random(spec))
             with device:
-                model = _auto_class(spec).from_config(
+                model = _auto_class(spec, config).from_config(
                     config, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code
                 )
         else:
-            model = _auto_class(spec).from_pretrained(
-                spec.path, config=config, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code
+            model, loaded = _auto_class(spec, config).from_pretrained(
+                spec.path,
+                config=config,
+                dtype=spec.dtype,
+                trust_remote_code=spec.trust_remote_code,
+                output_loading_info=True,
             )
+            untrained = [key for key in loaded["missing_keys"] if key.startswith(f"{VALUE_HEAD}.weight")]
+            if spec.kind == "reward" and untrained:
+                raise ValueError(
+                    f"the folder {spec.path} holds no {untrained[0]}, so its scores would be random: "
+                    "reward_model.model.path has to be a trained reward model"
+                )
         if spec.lora is not None:
             add_lora(model, spec.lora)
     return model
@@ -140,7 +155,7 @@ def build_model(spec: ModelSpec, mesh: DeviceMesh, options: ShardingOptions) -> 
     if spec.lora is not None:
         with init_empty_weights(include_buffers=False):
             add_lora(model, spec.lora)
-    if spec.kind == "value":
+    if spec.kind in ("value", "reward"):
         install_value_head(model)
     else:
         install_log_prob_head(model)

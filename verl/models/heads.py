@@ -16,7 +16,8 @@ from torch import nn
 from verl.models.logprobs import token_log_probs
 from verl.models.packing import PackedRows
 
-VALUE_HEAD = "score"  # what transformers calls the head of a token-classification model
+VALUE_HEAD = "score"  # what transformers calls the head of a classification model
+
 
 def install_log_prob_head(model: nn.Module) -> nn.Module:
     """Teach a causal language model of transformers the packed log-probability forward; returns the model."""
@@ -40,7 +41,13 @@ def install_log_prob_head(model: nn.Module) -> nn.Module:
 
 
 def install_value_head(model: nn.Module) -> nn.Module:
-    """Teach a token-classification model with one label the packed value forward; returns the model."""
+    """Teach a classification model with one label the packed value forward; returns the model.
+
+    Raises:
+        ValueError: its head is not the one linear layer that transformers gives decoder models.
+    """
+    if not isinstance(getattr(model, VALUE_HEAD, None), nn.Linear):
+        raise ValueError(f"{type(model).__name__} has no linear {VALUE_HEAD!r} head; choose another model.path")
     plain_forward = model.forward
 
     def forward(self: nn.Module, *args: Any, predict_index: torch.Tensor | None = None, **kwargs: Any) -> Any:
@@ -71,3 +78,8 @@ def forward_log_probs(
 def forward_values(model: nn.Module, packed: PackedRows) -> torch.Tensor:
     """Value of the state before each response token, ``(M,)`` float32."""
     return model(**packed.model_inputs(), predict_index=packed.predict_index)
+
+
+def forward_row_scores(model: nn.Module, packed: PackedRows) -> torch.Tensor:
+    """What the head says at the last token of each row, ``(B,)`` float32."""
+    return model(**packed.model_inputs(), predict_index=packed.cu_seqlens[1:].long() - 1)

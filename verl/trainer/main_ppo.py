@@ -75,7 +75,7 @@ class TaskRunner:
         from verl.utils.external_lib import import_external_lib
         from verl.utils.fs import copy_to_local
         from verl.utils.tokenizer import hf_tokenizer
-        from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
+        from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
 
         model = config.actor_rollout_ref.model
         import_external_lib(model.external_lib)
@@ -83,7 +83,11 @@ class TaskRunner:
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
         train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
         val_dataset = create_rl_dataset(config.data.val_files, config.data, tokenizer, None)
-        roles = {Role.ActorRollout: ActorRolloutRefWorker, Role.Critic: CriticWorker}
+        roles = {
+            Role.ActorRollout: ActorRolloutRefWorker,
+            Role.Critic: CriticWorker,
+            Role.RewardModel: RewardModelWorker,
+        }
         pools = ResourcePoolManager(
             resource_pool_spec={"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes},
             mapping={role: "global_pool" for role in roles},

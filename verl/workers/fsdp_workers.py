@@ -1,4 +1,4 @@
-"""What a rank can do: ``ActorRolloutRefWorker`` and ``CriticWorker``.
+"""What a rank can do: ``ActorRolloutRefWorker``, ``CriticWorker`` and, from its own package, ``RewardModelWorker``.
 
 One process holds the shard of the policy, the rollout engine, the reference policy and, beside them, the critic. The
 order of life is: process group, models, engine last, so that the engine sees what memory is left and joins the group
@@ -35,6 +35,7 @@ from verl.workers.actor import DataParallelPPOActor
 from verl.workers.critic import DataParallelPPOCritic
 from verl.workers.device_state import OffloadedState, choose_device, memory_metrics
 from verl.workers.one_shot import generate_rows
+from verl.workers.reward_model import RewardModelWorker
 from verl.workers.role_models import (
     build_lr_scheduler,
     build_optimizer,
@@ -50,6 +51,8 @@ from verl.workers.sharding_manager.hybrid_engine import memory_ledger
 from verl.workers.update_loop import MicroBatchPlan
 
 logger = logging.getLogger(__name__)
+
+__all__ = ["ActorRolloutRefWorker", "CheckpointedWorker", "CriticWorker", "RewardModelWorker"]
 
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
 

@@ -18,7 +18,7 @@ _BLOCKS = "an FSDP unit is a transformer block"
 _CHAT = "environments render the prompts"
 _TEXT = "models read text only"
 _BUFFERS = "buffers keep their dtype"
-_REWARD = "rewards come from the environment"
+_REWARD = "rewards come from the environment, reward_model.enable is false"
 _OWN_ENVIRONMENT = "no such environment ships; one of your own may read it"
 
 NO_EFFECT: dict[str, str] = {
@@ -48,7 +48,6 @@ NO_EFFECT: dict[str, str] = {
     "actor_rollout_ref.ref.fsdp_config.mixed_precision.buffer_dtype": _BUFFERS,
     "critic.model.fsdp_config.mixed_precision.buffer_dtype": _BUFFERS,
     "critic.rollout_n": "the group size is env.rollout.n",
-    "trainer.validation_data_dir": "validation results are in trainer.run_dir",
     "trainer.max_critic_ckpt_to_keep": "checkpoints are kept whole; use trainer.max_actor_ckpt_to_keep",
     "actor_rollout_ref.rollout.mode": "episodes always run without a turn barrier",
     "actor_rollout_ref.rollout.chat_scheduler": "the loop is agent_system.multi_turn_rollout",
@@ -62,6 +61,11 @@ NO_EFFECT: dict[str, str] = {
     "actor_rollout_ref.rollout.multi_turn.format": "the tokenizer's chat template is used",
     "critic.model.enable_activation_offload": "use critic.model.enable_gradient_checkpointing",
     "critic.model.use_remove_padding": _PACKED,
+    "reward_model.model.use_remove_padding": _PACKED,
+    "reward_model.model.use_fused_kernels": "a reward model has no vocabulary to fuse",
+    "reward_model.model.fsdp_config.wrap_policy.min_num_params": _BLOCKS,
+    "reward_model.model.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": _BLOCKS,
+    "reward_model.model.fsdp_config.mixed_precision.buffer_dtype": _BUFFERS,
     "reward_model.strategy": _REWARD,
     "reward_model.model": _REWARD,
     "reward_model.micro_batch_size": _REWARD,
@@ -70,7 +74,7 @@ NO_EFFECT: dict[str, str] = {
     "reward_model.ulysses_sequence_parallel_size": _REWARD,
     "reward_model.use_dynamic_bsz": _REWARD,
     "reward_model.forward_max_token_len_per_gpu": _REWARD,
-    "reward_model.launch_reward_fn_async": _REWARD,
+    "reward_model.launch_reward_fn_async": "rewards take milliseconds beside the rest",
     "reward_model.sandbox_fusion": "use custom_reward_function",
     "env.alfworld": _OWN_ENVIRONMENT,
     "env.search": _OWN_ENVIRONMENT,
@@ -85,15 +89,15 @@ def notices(config: PPOTrainerConfig) -> list[str]:
     """What is worth saying about a configuration that can run, one line each."""
     lines = []
     own_environment = config.actor_rollout_ref.model.external_lib is not None
-    ignored = [
-        f"{key} ({instead})"
-        for node, instead in NO_EFFECT.items()
-        if not (own_environment and instead == _OWN_ENVIRONMENT)
-        for key in _leaves(node)
-        if _changed(config, key)
-    ]
+    ignored: dict[str, str] = {}
+    for node, instead in NO_EFFECT.items():
+        in_force = {_OWN_ENVIRONMENT: own_environment, _REWARD: config.reward_model.enable}.get(instead, False)
+        if not in_force:
+            for key in filter(lambda key: _changed(config, key), _leaves(node)):
+                ignored.setdefault(key, instead)
     if ignored:
-        lines.append("Settings without effect here: " + "; ".join(ignored))
+        said = "; ".join(f"{key} ({instead})" for key, instead in ignored.items())
+        lines.append("Settings without effect here: " + said)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if _changed(config, "actor_rollout_ref.actor.clip_ratio") and None not in (
         actor.clip_ratio_low,

@@ -17,7 +17,7 @@ from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
 from verl.trainer.config.validate_numbers import at_least, check_numbers, check_optim, check_sampling, check_schedule
-from verl.trainer.config.validate_rewards import check_groups, check_overlong
+from verl.trainer.config.validate_rewards import check_groups, check_overlong, check_reward_model
 
 __all__ = ["notices", "validate"]
 
@@ -52,6 +52,7 @@ def check_support(config: PPOTrainerConfig) -> Iterator[str]:
         (f"{_ACTOR}.strategy", main.actor.strategy),
         (f"{_REF}.strategy", main.ref.strategy),
         ("critic.strategy", config.critic.strategy),
+        ("reward_model.strategy", config.reward_model.strategy),
     ):
         if strategy == "megatron":
             yield f"{key}=megatron is not possible here; use {key}=fsdp"
@@ -62,20 +63,11 @@ def check_support(config: PPOTrainerConfig) -> Iterator[str]:
             f"{_ROLLOUT}.n={main.rollout.n} has to be 1: the group size is env.rollout.n; use {_ROLLOUT}.n=1 "
             f"env.rollout.n={main.rollout.n}"
         )
-    if config.reward_model.enable:
-        yield (
-            "reward_model.enable=true is not possible here: there is no reward model worker, rewards come from the "
-            "environment; use false, and custom_reward_function.path for a reward of your own"
-        )
-    if config.algorithm.adv_estimator == "remax":
-        yield (
-            "algorithm.adv_estimator=remax cannot run: its baseline is a greedy episode of the same task, which the "
-            "rollout does not play; use rloo or reinforce_plus_plus_baseline with env.rollout.n=8"
-        )
     for key, size in (
         (f"{_ACTOR}.ulysses_sequence_parallel_size", main.actor.ulysses_sequence_parallel_size),
         (f"{_REF}.ulysses_sequence_parallel_size", main.ref.ulysses_sequence_parallel_size),
         ("critic.ulysses_sequence_parallel_size", config.critic.ulysses_sequence_parallel_size),
+        ("reward_model.ulysses_sequence_parallel_size", config.reward_model.ulysses_sequence_parallel_size),
     ):
         follows = key.startswith(_REF) and size == main.actor.ulysses_sequence_parallel_size
         if size != 1 and not follows:
@@ -223,6 +215,9 @@ def check_micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
         )
     if config.uses_critic:
         sizes.append(("critic", "ppo_micro_batch_size", critic, critic.use_dynamic_bsz, "use_dynamic_bsz"))
+    judge = config.reward_model
+    if judge.enable:
+        sizes.append(("reward_model", "micro_batch_size", judge, judge.use_dynamic_bsz, "use_dynamic_bsz"))
     for node, key, values, dynamic, switch in sizes:
         total, per_rank = getattr(values, key), getattr(values, f"{key}_per_gpu")
         yield from at_least([(f"{node}.{key}", total), (f"{node}.{key}_per_gpu", per_rank)])
@@ -321,6 +316,7 @@ RULES: tuple[Rule, ...] = (
     check_lengths,
     check_groups,
     check_overlong,
+    check_reward_model,
     check_numbers,
     check_sampling,
     check_optim,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.config.validate_files import local_folder
 
 _FILTER = "algorithm.filter_groups"
 _OVERLONG = "reward_model.overlong_buffer"
@@ -60,3 +61,24 @@ def check_overlong(config: PPOTrainerConfig) -> Iterator[str]:
         )
     if buffer.penalty_factor < 0:
         yield f"{_OVERLONG}.penalty_factor={buffer.penalty_factor:g} has to be at least 0, such as 1.0"
+
+
+def check_reward_model(config: PPOTrainerConfig) -> Iterator[str]:
+    """The model whose scores are the rewards."""
+    judge, key = config.reward_model, "reward_model.model.path"
+    if not judge.enable:
+        return
+    if config.custom_reward_function.path is not None:
+        yield (
+            "reward_model.enable=true and custom_reward_function.path exclude each other: either gives a row its whole "
+            "reward; leave one of them out"
+        )
+    if judge.max_length is not None and judge.max_length < 1:
+        yield f"reward_model.max_length={judge.max_length} has to be at least 1, or null for no limit"
+    path = judge.model.path
+    if not path:
+        yield f"{key} is not set: reward_model.enable=true needs a classification model with one label"
+        return
+    folder = local_folder(path)
+    if folder is not None and not (folder / "config.json").is_file():
+        yield f"{key}={path}: there is no config.json in {folder}; use a folder in Hugging Face format, or a hub name"

@@ -13,7 +13,7 @@ from verl.trainer.ppo.trainer_checkpoint import write_atomically
 from verl.trainer.ppo.validation import Sample, choose_samples
 
 _EXTRA_COLUMNS = (
-    "uid", "traj_uid", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason"
+    "uid", "traj_uid", "task_id", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason"
 )  # fmt: skip
 
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torchdata.stateful_dataloader import StatefulDataLoader
-
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from gigpo.core_gigpo import compute_step_discounted_returns
 from verl.protocol import DataProto
@@ -28,15 +25,16 @@ from verl.trainer.ppo.advantage import (
 )
 from verl.trainer.ppo.batching import arrange_rows, balance_metrics, concat_rows, row_lengths, without_filler
 from verl.trainer.ppo.core_algos import get_kl_controller
+from verl.trainer.ppo.dataloaders import create_dataloaders
 from verl.trainer.ppo.metric_utils import (
     compute_data_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
 )
-from verl.trainer.ppo.penalties import apply_overlong_penalty
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups, uses_reference
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
-from verl.trainer.ppo.rollout_check import rollout_gap_metrics
+from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
+from verl.trainer.ppo.scoring import score_rows
 from verl.trainer.ppo.termination import TerminationGuard
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
@@ -106,31 +104,13 @@ class RayPPOTrainer:
         self.startup: StartupLedger | None = StartupLedger()
         self.checkpoint_root = Path(config.trainer.default_local_dir).expanduser().absolute()
         self.run_dir = Path(config.trainer.run_dir).expanduser().absolute()
-        self._create_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
+        self.train_dataloader, self.val_dataloader = create_dataloaders(
+            config.data, train_dataset, val_dataset, collate_fn, train_sampler
+        )
+        steps = config.trainer.total_training_steps
+        self.total_training_steps = steps or len(self.train_dataloader) * config.trainer.total_epochs
 
     # ------------------------------------------------------------------ set-up
-
-    def _create_dataloaders(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, sampler: Any) -> None:
-        data = self.config.data
-        self.train_dataloader = StatefulDataLoader(
-            train_dataset,
-            batch_size=data.gen_batch_size or data.train_batch_size,
-            num_workers=data.dataloader_num_workers,
-            drop_last=True,
-            collate_fn=collate_fn,
-            sampler=sampler,
-        )
-        self.val_dataloader = StatefulDataLoader(
-            val_dataset, batch_size=data.val_batch_size, num_workers=0, drop_last=False, collate_fn=collate_fn
-        )
-        if len(self.train_dataloader) == 0:
-            raise ValueError(
-                f"data.train_files hold {len(train_dataset)} rows, fewer than data.train_batch_size="
-                f"{data.train_batch_size}: no batch can be made; write more with "
-                f"python -m examples.data_preprocess.prepare --train_data_size {data.train_batch_size}"
-            )
-        steps = self.config.trainer.total_training_steps
-        self.total_training_steps = steps or len(self.train_dataloader) * self.config.trainer.total_epochs
 
     def init_workers(self) -> None:
         """Start the ranks, load the models and, at the same time, build the environments."""
@@ -140,10 +120,11 @@ class RayPPOTrainer:
                 self.config, self.role_worker_mapping, self.resource_pool_manager, self.use_critic
             )
         self.worker_group, self.actor_rollout_wg, self.critic_wg = groups.root, groups.actor_rollout, groups.critic
+        self.rm_wg = groups.reward_model
         ranks, limit = list(range(self.world_size)), self.config.trainer.start_timeout
         loading = []
         # the actor last, so that its engine sees what memory the others leave
-        for group in filter(None, (self.critic_wg, self.actor_rollout_wg)):
+        for group in filter(None, (self.critic_wg, self.rm_wg, self.actor_rollout_wg)):
             loading.append((group, group.execute_ranks_async(ranks, "init_model", self.total_training_steps)))
         with self.startup.part("environments"):
             self.envs, self.val_envs = self._make_envs()
@@ -236,20 +217,8 @@ class RayPPOTrainer:
 
     def _score(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> DataProto:
         with timer.phase("reward"):
-            scores, extra = compute_reward(rows, self.reward_fn)
-            rows.batch["token_level_scores"] = scores
-            rows.non_tensor_batch.update({key: np.array(value) for key, value in extra.items()})
-            actor = self.config.actor_rollout_ref.actor
-            if actor.use_invalid_action_penalty:
-                rows, penalty_metrics = apply_invalid_action_penalty(
-                    rows, actor.invalid_action_penalty_coef, self.config.env.webshop.penalise_inadmissible
-                )
-                metrics.update(penalty_metrics)
-            buffer = self.config.reward_model.overlong_buffer
-            if buffer.enable:
-                limit = self.config.data.max_response_length
-                rows, penalty_metrics = apply_overlong_penalty(rows, limit, buffer.len, buffer.penalty_factor)
-                metrics.update(penalty_metrics)
+            rows, reward_metrics = score_rows(rows, self.reward_fn, self.config, self.rm_wg)
+        metrics.update(reward_metrics)
         return rows
 
     def _arrange(self, rows: DataProto, metrics: dict[str, float]) -> DataProto:
@@ -278,6 +247,7 @@ class RayPPOTrainer:
             metrics["actor/entropy_loss"] = float((entropys * mask).sum() / mask.sum())
             rows.batch["old_log_probs"] = output.batch["old_log_probs"]
             metrics.update(rollout_gap_metrics(rows))
+            keep_behaviour_of_carried_rows(rows)
         if self.use_reference_policy:
             with timer.phase("ref"):
                 output = self.actor_rollout_wg.compute_ref_log_prob(inputs)
@@ -348,7 +318,9 @@ class RayPPOTrainer:
             rows.meta_info.pop("rollout_metrics", None)
             parts.append(rows)
         rows = concat_rows(parts)
-        metrics = validation_metrics(rows)
+        rows.batch["token_level_scores"], _ = compute_reward(rows, self.val_reward_fn)
+        dumps.write_rollout(self.config.trainer.validation_data_dir, rows, self.tokenizer, self.global_steps)
+        metrics = validation_metrics(rows, rows.batch["token_level_scores"].sum(-1).numpy())
         digest = self._split_digest()
         dumps.write_validation(self.run_dir, success_by_task(rows), metrics, self.global_steps, digest)
         samples = dumps.samples(rows, self.tokenizer, self.config.trainer.log_val_generations)
@@ -373,6 +345,7 @@ class RayPPOTrainer:
             dataloader=self.train_dataloader.state_dict(),
             environments={"train": self.envs.state_dict()} if hasattr(self.envs, "state_dict") else {},
             kl_controller=self.kl_ctrl_in_reward.state_dict() if self.kl_ctrl_in_reward is not None else None,
+            collector=self.traj_collector.state_dict(),
             tracker=tracker.state_dict() if tracker is not None else {},
             split_digest=self._split_digest(),
         )
@@ -410,6 +383,8 @@ class RayPPOTrainer:
             self.train_dataloader.load_state_dict(state.dataloader)
         if "train" in state.environments:
             self.envs.load_state_dict(state.environments["train"])
+        if state.collector:
+            self.traj_collector.load_state_dict(state.collector)
         if self.kl_ctrl_in_reward is not None and state.kl_controller is not None:
             self.kl_ctrl_in_reward.load_state_dict(state.kl_controller)
         self._tracker_state = state.tracker

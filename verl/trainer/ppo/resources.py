@@ -60,6 +60,7 @@ class WorkerGroups:
 
     actor_rollout: RayWorkerGroup
     critic: RayWorkerGroup | None
+    reward_model: RayWorkerGroup | None
     root: RayWorkerGroup
 
 
@@ -106,6 +107,10 @@ def create_worker_groups(
             device=device,
             response_length=config.data.max_response_length,
         )
+    if config.reward_model.enable:
+        classes["rm"] = RayClassWithInitArgs(
+            cls=role_worker_mapping[Role.RewardModel], config=config.reward_model, device=device
+        )
     pools.create_resource_pool()
     root = RayWorkerGroup(
         resource_pool=pools.get_resource_pool(Role.ActorRollout),
@@ -115,7 +120,9 @@ def create_worker_groups(
         call_timeout=config.trainer.step_timeout,
     )
     spawned = root.spawn(prefix_set=classes.keys())
-    return WorkerGroups(actor_rollout=spawned["actor_rollout"], critic=spawned.get("critic"), root=root)
+    return WorkerGroups(
+        actor_rollout=spawned["actor_rollout"], critic=spawned.get("critic"), reward_model=spawned.get("rm"), root=root
+    )
 
 
 def uses_reference(config: PPOTrainerConfig) -> bool:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,17 +32,30 @@ def success_keys(rows: DataProto) -> list[str]:
     return [key for key in rows.non_tensor_batch if "success_rate" in key]
 
 
-def validation_metrics(rows: DataProto) -> dict[str, float]:
+def validation_metrics(
+    rows: DataProto, scores: np.ndarray, failed_without_rows: Sequence[tuple[str, str]] = ()
+) -> dict[str, float]:
     """``val/*`` over trajectories, every task counting once however long its episode was.
 
-    ``val/success_rate_stderr`` is the standard error of the mean over tasks. ``test_score`` is the mean episode reward
-    (the reference averages it over rows, so that long episodes weigh more there).
+    ``val/success_rate_stderr`` is the standard error of the mean over tasks. ``test_score`` is the mean over
+    trajectories of the mean over a trajectory's rows (the reference averages over rows, so that long episodes weigh
+    more there).
+
+    Args:
+        rows: of all validation episodes.
+        scores: ``(rows,)`` what the validation's reward function gave each row: without one of the user's own the
+            reward of its episode.
+        failed_without_rows: task and data source of the episodes that ended before their first step, because the prompt
+            did not fit. They count as failures: score, success, length and tool calls 0.
     """
+    missed = len(failed_without_rows)
     first = first_rows(rows)
+    _, owner = np.unique(rows.non_tensor_batch["traj_uid"].astype(str), return_inverse=True)
+    per_trajectory = np.bincount(owner, weights=scores.astype(np.float64)) / np.bincount(owner)
     columns = rows.non_tensor_batch
-    sources = columns["data_source"][first].astype(str)
-    rewards = columns["episode_rewards"][first].astype(np.float64)
-    calls = columns["tool_callings"][first].astype(np.float64)
+    sources = np.append(columns["data_source"][first].astype(str), [source for _, source in failed_without_rows])
+    rewards = _with_zeros(per_trajectory[owner[first]], missed)
+    calls = _with_zeros(columns["tool_callings"][first], missed)
     metrics: dict[str, float] = {}
     for source in sorted(set(sources)):
         mine = sources == source
@@ -49,23 +63,37 @@ def validation_metrics(rows: DataProto) -> dict[str, float]:
         for name, reduce in (("mean", np.mean), ("max", np.max), ("min", np.min)):
             metrics[f"val/{source}/tool_call_count/{name}"] = float(reduce(calls[mine]))
     for key in success_keys(rows):
-        values = columns[key][first].astype(np.float64)
+        values = _with_zeros(columns[key][first], missed)
         metrics[f"val/{key}"] = float(values.mean())
         if key == "success_rate" and len(values) > 1:
             metrics["val/success_rate_stderr"] = float(values.std(ddof=1) / np.sqrt(len(values)))
-    metrics["val/episodes"] = float(len(first))
-    metrics["val/episode_length"] = float(columns["episode_lengths"][first].astype(np.float64).mean())
+    metrics["val/episodes"] = float(len(first) + missed)
+    metrics["val/episode_length"] = float(_with_zeros(columns["episode_lengths"][first], missed).mean())
+    if "prompt_overflow" in columns:
+        metrics["val/prompt_overflow"] = float(columns["prompt_overflow"][first].sum() + missed)
     for key in ("is_action_valid", "is_action_admissible"):
         if key in columns:
             metrics[f"val/{key.removeprefix('is_')}_ratio"] = float(columns[key].astype(np.float64).mean())
     return metrics
 
 
-def success_by_task(rows: DataProto) -> dict[str, float]:
-    """Success of every task, by the task's own name: what a paired comparison of two evaluations needs."""
-    first = first_rows(rows)
+def success_by_task(rows: DataProto, failed_without_rows: Sequence[tuple[str, str]] = ()) -> dict[str, float]:
+    """Success of every task, by the task's own name: what a paired comparison of two evaluations needs.
+
+    A task that was played several times has the mean.
+    """
     names = rows.non_tensor_batch.get("task_id", rows.non_tensor_batch["traj_uid"])
-    return {str(names[i]): float(rows.non_tensor_batch["success_rate"][i]) for i in first}
+    played: dict[str, list[float]] = {}
+    for i in first_rows(rows):
+        played.setdefault(str(names[i]), []).append(float(rows.non_tensor_batch["success_rate"][i]))
+    for task, _ in failed_without_rows:
+        played.setdefault(task, []).append(0.0)
+    return {task: float(np.mean(values)) for task, values in played.items()}
+
+
+def _with_zeros(values: np.ndarray, count: int) -> np.ndarray:
+    """``values`` as float64 and ``count`` zeros after them."""
+    return np.append(values.astype(np.float64), np.zeros(count))
 
 
 def choose_samples(samples: list[Sample], count: int) -> list[Sample]:
