@@ -84,7 +84,13 @@ class SFTTrainer:
         )
         self.guard = GuardedOptimizer(self.model, self.optimizer, config.optim.clip_grad)
         self.scheduler = self._build_scheduler()
-        self.checkpoints = FSDPCheckpointManager(self.model, self.optimizer, self.scheduler, self.tokenizer)
+        self.checkpoints = FSDPCheckpointManager(
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            self.tokenizer,
+            base_path=copy_to_local(config.model.path, key="model.path"),
+        )
         self.global_step = 0
 
     # -- construction -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Layout of ``{dir}/global_step_{n}/actor/``::
 
     dist_ckpt/                model and optimiser shards; any number of ranks can read them
     extra_state_rank_{r}.pt   learning-rate scheduler and random state of rank r
+    checkpoint.json           step, number of ranks, model that training started from
     config.json, generation_config.json, tokenizer files
     lora_adapter/             when LoRA is on, as peft reads it
     huggingface/              when contents has hf_model: full weights in bf16 on CUDA, else in their own dtype
@@ -14,6 +15,7 @@ local storage alike, all ranks must see the same path.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -36,6 +38,7 @@ from verl.utils.checkpoint.rng import get_rng_state, set_rng_state
 logger = logging.getLogger(__name__)
 
 SHARDS = "dist_ckpt"
+DESCRIPTION_FILE = "checkpoint.json"
 CONTENTS = ("model", "optimizer", "extra", "hf_model")
 _STEP = re.compile(r"global_step_(\d+)$")
 
@@ -94,7 +97,7 @@ class FSDPCheckpointManager:
             dcp.save(self._sharded_state(), checkpoint_id=partial / SHARDS)
             if "extra" in self.contents:
                 torch.save(self._extra_state(global_step), partial / f"extra_state_rank_{dist.get_rank()}.pt")
-            self._save_portable(partial)
+            self._save_portable(partial, global_step)
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(final, ignore_errors=True)
@@ -167,8 +170,10 @@ class FSDPCheckpointManager:
             self.lr_scheduler.load_state_dict(extra["lr_scheduler"])
         return int(extra["global_step"])
 
-    def _save_portable(self, folder: Path) -> None:
+    def _save_portable(self, folder: Path, global_step: int) -> None:
         if dist.get_rank() == 0:
+            description = {"global_step": global_step, "world_size": dist.get_world_size(), "base_model": self.base_path}
+            (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1), encoding="utf-8")
             save_model_description(self.model, folder, self.processing_class)
         if self.lora is not None:
             adapter = {name: tensor.cpu() for name, tensor in full_parameters(self.model) if self.lora.trains(name)}

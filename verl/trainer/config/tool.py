@@ -1,0 +1,79 @@
+"""Entry points with a configuration of their own (``generation.yaml``, ``evaluation.yaml``).
+
+They compose with Hydra as training does, with the same messages for keys and values that do not fit, and without its
+presets, run folder and multirun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl.trainer.config.compose import CONFIG_DIR, EXIT_CONFIG, EXIT_FAILED, compose
+from verl.trainer.config.convert import node_from_dict
+from verl.trainer.config.errors import ConfigError
+from verl.trainer.config.failure import failure_report
+from verl.trainer.config.schema.node import ConfigNode
+
+NodeT = TypeVar("NodeT", bound=ConfigNode)
+
+
+def compose_tool(node_type: type[NodeT], config_name: str, overrides: Sequence[str] = ()) -> NodeT:
+    """The typed configuration ``{config_name}.yaml`` with overrides.
+
+    Raises:
+        ConfigError: an override that cannot be read, a key that does not exist, a value of the wrong type.
+    """
+    composed = compose(overrides, CONFIG_DIR, config_name).config
+    try:
+        plain: Any = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
+    return node_from_dict(node_type, plain, added_keys=[str(key) for key in plain.get("added_keys") or []])
+
+
+def tool_main(
+    node_type: type[NodeT], config_name: str
+) -> Callable[[Callable[[NodeT], Any]], Callable[[], None]]:
+    """Decorator of an entry point ``run(config)``; the result takes its arguments from ``sys.argv``.
+
+    ``--cfg job`` prints the configuration. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work.
+    """
+
+    def decorate(run: Callable[[NodeT], Any]) -> Callable[[], None]:
+        @functools.wraps(run)
+        def entry() -> None:
+            parser = argparse.ArgumentParser(description=run.__doc__, allow_abbrev=False)
+            parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"keys of {config_name}.yaml")
+            parser.add_argument("--cfg", "-c", choices=("job",), help="print the configuration and stop")
+            parser.add_argument("--resolve", action="store_true", help="has no effect: values are always resolved")
+            arguments = parser.parse_intermixed_args()
+            logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s")
+            sys.exit(_run(run, node_type, config_name, arguments))
+
+        return entry
+
+    return decorate
+
+
+def _run(run: Callable[[NodeT], Any], node_type: type[NodeT], config_name: str, arguments: argparse.Namespace) -> int:
+    try:
+        config = compose_tool(node_type, config_name, arguments.overrides)
+        if arguments.cfg:
+            sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())))
+        else:
+            run(config)
+    except ConfigError as error:
+        sys.stderr.write(f"Configuration error: {error}\n")
+        return EXIT_CONFIG
+    except Exception as error:
+        sys.stderr.write(failure_report(error))
+        return EXIT_FAILED
+    return 0
