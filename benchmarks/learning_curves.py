@@ -3,9 +3,14 @@
 ::
 
     python -m benchmarks.learning_curves RUN_FOLDER [RUN_FOLDER …] --output docs/results/embedded
+    python -m benchmarks.learning_curves outputs/smollm2/*_seed? --compare gigpo grpo --output docs/results/smollm2
 
-Writes ``curves.csv`` (one line a run and step), prints a Markdown table, and draws ``curves.png`` where matplotlib is
+Writes ``curves.csv`` (one line a run and step), prints Markdown tables, and draws ``curves.png`` where matplotlib is
 installed. The gain is the mean over tasks of (last - first success); its standard error is that of paired differences.
+
+``--compare A B`` sets the runs named ``A_seed…`` against those named ``B_seed…``. A task's success is then its mean
+over the seeds, and tasks are the sample: the standard error of a curve, and of the difference of two at the same step,
+is that of the mean over tasks.
 """
 from __future__ import annotations
 
@@ -14,74 +19,164 @@ import csv
 import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("val/success_rate", "episode/success_rate", "episode/webshop_task_score (not success_rate)",
-           "episode/admissible_action_ratio", "episode/length/mean", "actor/entropy_loss", "timing_s/step")
+           "episode/valid_action_ratio", "episode/admissible_action_ratio", "episode/length/mean",
+           "actor/entropy_loss", "timing_s/step")
+VALIDATED, TRAINED = "val/success_rate", "episode/success_rate"
+Successes = dict[str, float]  # of the validation tasks, by name
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Every step's metrics of a run."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Every step's metrics of a run, the last line of a step that was played twice."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    by_step: dict[float, dict[str, float]] = {}
+    for line in lines:
+        by_step[line["step"]] = by_step.get(line["step"], {}) | line
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def read_validations(run: Path) -> dict[int, Successes]:
+    """Success by task of every validation, by step."""
+    files = sorted((run / "validation").glob("*.json"), key=lambda path: int(path.stem))
+    return {int(path.stem): json.loads(path.read_text())["success_by_task"] for path in files}
+
+
+def split_digests(runs: Sequence[Path]) -> set[str]:
+    """The digests of the task splits that the runs were validated on."""
+    files = [path for run in runs for path in (run / "validation").glob("*.json")]
+    return {str(json.loads(path.read_text())["split_digest"]) for path in files}
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and its standard error from the sample's variance."""
+    count, mean = len(values), sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / max(count - 1, 1)
+    return mean, math.sqrt(variance / count)
 
 
 def paired_gain(run: Path) -> tuple[int, float, float, float, float]:
     """Tasks, first success, last success, mean difference and its standard error, over the same tasks."""
-    files = sorted((run / "validation").glob("*.json"), key=lambda path: int(path.stem))
-    first, last = (json.loads(path.read_text())["success_by_task"] for path in (files[0], files[-1]))
-    differences = [last[task] - first[task] for task in first]
-    count, mean = len(differences), sum(differences) / len(differences)
-    variance = sum((value - mean) ** 2 for value in differences) / (count - 1)
-    rates = (sum(results.values()) / count for results in (first, last))
-    return (count, *rates, mean, math.sqrt(variance / count))
+    validations = list(read_validations(run).values())
+    first, last = validations[0], validations[-1]
+    rates = (sum(results.values()) / len(results) for results in (first, last))
+    return (len(first), *rates, *mean_and_error([last[task] - first[task] for task in first]))
 
 
-def write_csv(runs: list[Path], target: Path) -> None:
+def seed_means(runs: Sequence[Path]) -> dict[int, Successes]:
+    """By step, each task's mean success over the runs; steps that all runs validated."""
+    every = [read_validations(run) for run in runs]
+    steps = sorted(set.intersection(*(set(validations) for validations in every)))
+    return {
+        step: {task: sum(run[step][task] for run in every) / len(every) for task in every[0][step]} for step in steps
+    }
+
+
+def members(runs: Sequence[Path], name: str) -> list[Path]:
+    """The runs of one side of a comparison.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [run for run in runs if run.name.startswith(f"{name}_seed")]
+    if not found:
+        raise ValueError(f"--compare {name}: no run folder is named {name}_seed…, there are {[r.name for r in runs]}")
+    return found
+
+
+def write_csv(runs: Sequence[Path], target: Path) -> None:
     with target.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", "step", *COLUMNS])
+        writer.writerow(["run", "step", *COLUMNS, "val/standard_error"])
         for run in runs:
+            validations = read_validations(run)
             for line in read_metrics(run):
-                writer.writerow([run.name, line["step"], *(line.get(column, "") for column in COLUMNS)])
+                results = validations.get(int(line["step"])) if VALIDATED in line else None
+                error = mean_and_error(list(results.values()))[1] if results else ""
+                writer.writerow([run.name, line["step"], *(line.get(column, "") for column in COLUMNS), error])
 
 
-def draw(runs: list[Path], target: Path) -> None:
+def draw(runs: Sequence[Path], compared: Sequence[str], target: Path) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         logger.warning("matplotlib is not installed: no plot")
         return
     figure, axes = plt.subplots(figsize=(7, 4))
-    for number, run in enumerate(runs):
-        lines = read_metrics(run)
-        for column, style in (("episode/success_rate", "-"), ("val/success_rate", "o--")):
-            points = [(line["step"], line[column]) for line in lines if column in line]
-            label = f"{run.name}, {'training' if style == '-' else 'validation'}"
-            axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
+    if compared:
+        for number, name in enumerate(compared):
+            _draw_side(axes, members(runs, name), name, f"C{number}")
+    else:
+        for number, run in enumerate(runs):
+            lines = read_metrics(run)
+            for column, style in ((TRAINED, "-"), (VALIDATED, "o--")):
+                points = [(line["step"], line[column]) for line in lines if column in line]
+                label = f"{run.name}, {'training' if style == '-' else 'validation'}"
+                axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
     axes.set(xlabel="training step", ylabel="success rate", ylim=(0, 1))
+    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(target, dpi=130)
+
+
+def _draw_side(axes: Any, runs: Sequence[Path], name: str, colour: str) -> None:
+    """One side of a comparison: every run's training curve thin, the mean validation with its standard error."""
+    for run in runs:
+        points = [(line["step"], line[TRAINED]) for line in read_metrics(run) if TRAINED in line]
+        axes.plot(*zip(*points, strict=True), color=colour, alpha=0.35, linewidth=1)
+    validations = seed_means(runs)
+    figures = [mean_and_error(list(results.values())) for results in validations.values()]
+    axes.errorbar(
+        list(validations), [mean for mean, _ in figures], [error for _, error in figures],
+        fmt="o-", color=colour, capsize=3, label=f"{name}: validation, seeds: {len(runs)}, mean ± standard error",
+    )  # fmt: skip
+    axes.plot([], [], color=colour, alpha=0.35, linewidth=1, label=f"{name}: training, each seed")
+
+
+def gain_table(runs: Sequence[Path]) -> list[str]:
+    """Each run before and after."""
+    heads = ("run", "tasks", "before", "after", "gain ± standard error", "minutes of steps")
+    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for run in runs:
+        tasks, first, last, gain, error = paired_gain(run)
+        minutes = sum(line.get("timing_s/step", 0.0) for line in read_metrics(run)) / 60
+        rows.append(f"| {run.name} | {tasks} | {first:.1%} | {last:.1%} | {gain:+.1%} ± {error:.1%} | {minutes:.1f} |")
+    return rows
+
+
+def comparison_table(runs: Sequence[Path], first: str, second: str) -> list[str]:
+    """Both sides and their paired difference at every step that all runs validated."""
+    ours, theirs = (seed_means(members(runs, name)) for name in (first, second))
+    heads = ("step", first, second, f"{first} - {second} ± standard error")
+    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for step in sorted(set(ours) & set(theirs)):
+        sides = (mean_and_error(list(side[step].values())) for side in (ours, theirs))
+        shown = " | ".join(f"{mean:.1%} ± {error:.1%}" for mean, error in sides)
+        mean, error = mean_and_error([ours[step][task] - theirs[step][task] for task in ours[step]])
+        rows.append(f"| {step} | {shown} | {mean:+.1%} ± {error:.1%} |")
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--compare", nargs=2, default=(), metavar=("A", "B"), help="names before _seed…")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(args.runs, args.output / "curves.csv")
-    draw(args.runs, args.output / "curves.png")
-    heads = ("run", "tasks", "before", "after", "gain ± standard error", "minutes of steps")
-    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    for run in args.runs:
-        tasks, first, last, gain, error = paired_gain(run)
-        minutes = sum(line.get("timing_s/step", 0.0) for line in read_metrics(run)) / 60
-        rows.append(f"| {run.name} | {tasks} | {first:.1%} | {last:.1%} | {gain:+.1%} ± {error:.1%} | {minutes:.1f} |")
-    logger.info("\n".join(rows))
+    draw(args.runs, args.compare, args.output / "curves.png")
+    tables = ["", *gain_table(args.runs)]
+    if args.compare:
+        tables += ["", *comparison_table(args.runs, *args.compare)]
+    logger.info("\n".join([*tables, "", f"split: {', '.join(sorted(split_digests(args.runs)))}"]))
 
 
 if __name__ == "__main__":

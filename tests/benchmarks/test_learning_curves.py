@@ -1,0 +1,45 @@
+"""What the learning curves' figures are: paired differences over tasks, means over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learning_curves import comparison_table, members, paired_gain, read_metrics, seed_means
+
+
+def _run(folder: Path, name: str, validations: dict[int, list[float]]) -> Path:
+    run = folder / name
+    (run / "validation").mkdir(parents=True)
+    for step, values in validations.items():
+        content = {"split_digest": "abc", "success_by_task": {f"goal {i}": value for i, value in enumerate(values)}}
+        (run / "validation" / f"{step}.json").write_text(json.dumps(content))
+    return run
+
+
+def test_the_gain_and_its_error_are_those_of_paired_differences(tmp_path: Path) -> None:
+    run = _run(tmp_path, "gigpo_seed0", {0: [0, 0, 1, 1], 10: [1, 0, 1, 1], 2: [0, 0, 0, 0]})
+    tasks, first, last, gain, error = paired_gain(run)
+    assert (tasks, first, last, gain) == (4, 0.5, 0.75, 0.25)
+    assert error == pytest.approx(math.sqrt((0.75**2 + 3 * 0.25**2) / 3 / 4))  # differences 1, 0, 0, 0
+
+
+def test_sides_are_means_over_seeds_at_the_steps_that_all_seeds_have(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "gigpo_seed0", {0: [0, 0], 10: [1, 1]}),
+        _run(tmp_path, "gigpo_seed1", {0: [0, 1]}),
+        _run(tmp_path, "grpo_seed0", {0: [0, 0]}),
+    ]
+    assert seed_means(members(runs, "gigpo")) == {0: {"goal 0": 0.0, "goal 1": 0.5}}
+    assert comparison_table(runs, "gigpo", "grpo")[-1] == "| 0 | 25.0% ± 25.0% | 0.0% ± 0.0% | +25.0% ± 25.0% |"
+    with pytest.raises(ValueError, match="ppo_seed"):
+        members(runs, "ppo")
+
+
+def test_a_step_that_was_validated_again_after_a_resume_is_one_line(tmp_path: Path) -> None:
+    lines = [{"step": 1, "a": 1.0}, {"step": 1, "val/success_rate": 0.5}, {"step": 2, "a": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0, "val/success_rate": 0.5}, {"step": 2, "a": 2.0}]
