@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ from chromium import Chromium, find_chromium
 from flask.testing import FlaskClient
 from werkzeug.serving import make_server
 
+from agent_system.environments.env_package.webshop import generator
 from agent_system.environments.env_package.webshop.expert import ScriptedExpert
 from agent_system.environments.env_package.webshop.projection import project_action
 from agent_system.environments.env_package.webshop.session import ShopServer, ShopSession, load_shop
 from agent_system.environments.env_package.webshop.site import create_app
 from agent_system.environments.env_package.webshop.site.art import draw
-from agent_system.environments.env_package.webshop.site.visits import VisitStore
+from agent_system.environments.env_package.webshop.site.visits import MAX_ACTION_LENGTH, MAX_ACTIONS, VisitStore
 
 NASTY = "<script>alert(1)</script>"
 
@@ -129,7 +131,6 @@ def test_actions_that_are_not_possible_change_nothing(client: FlaskClient) -> No
 
 
 def test_markup_in_the_data_is_shown_as_text(tmp_path: Path) -> None:
-    from agent_system.environments.env_package.webshop import generator
     from agent_system.environments.env_package.webshop.official_files import file_sha256
 
     paths = generator.write_dataset(tmp_path / "data", 40, 0)
@@ -159,6 +160,82 @@ def test_bad_requests_get_a_page_that_says_what_is_wrong(shop: ShopServer, clien
     assert answer.status_code == 400 and NASTY not in answer.get_data(as_text=True)
     assert client.post(begin(client) + "/act", data={"query": "x" * (2 << 20)}).status_code == 413
     assert client.get(f"/art/{NASTY}.svg").status_code in (200, 404)
+
+
+@pytest.mark.parametrize("goal", ["-1", "1.5", "1_0", "²", "٣", "9" * 5000, "0x1", "nan", "99999999999"])
+def test_what_is_no_task_number_is_answered_with_the_range(shop: ShopServer, client: FlaskClient, goal: str) -> None:
+    answer = client.post("/start", data={"goal": goal})
+    page = answer.get_data(as_text=True)
+    assert answer.status_code == 400 and f"0 to {len(shop.goals) - 1}" in page and "is not a task number" in page
+
+
+@pytest.mark.parametrize("token", ["nobody", "..", "%2e%2e%2fetc", "a" * 5000, "🙂", NASTY, "0", "None"])
+def test_unknown_visits_are_not_found(client: FlaskClient, token: str) -> None:
+    for answer in (client.get(f"/shop/{token}"), client.post(f"/shop/{token}/act", data={"action": "click[buy now]"})):
+        assert answer.status_code in (404, 405, 308) and NASTY not in answer.get_data(as_text=True)
+
+
+def test_many_people_at_once_get_their_own_pages(shop: ShopServer) -> None:
+    """Threads that shop at the same time see what each would see alone; two in one visit lose no step."""
+    app = create_app(shop, seed=0)
+    queries = ["soft shirt", "hoodie", "lamp", "tea", "shoes", "bag"]
+
+    def walk(query: str, client: FlaskClient) -> list[str]:
+        url, seen = begin(client, 3), []
+        for form in ({"query": query}, {"action": "click[next >]"}, {"query": f"{query} black"}):
+            seen.append(do(client, url, **form).replace(url, ""))
+        return seen
+
+    alone = [walk(query, app.test_client()) for query in queries]
+    together: list[list[str]] = [[] for _ in queries]
+    url = begin(app.test_client())
+
+    def work(number: int) -> None:
+        together[number] = walk(queries[number], app.test_client())
+        for _ in range(5):
+            do(app.test_client(), url, query=queries[number])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(queries))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert together == alone
+    assert f"{5 * len(queries)} steps" in app.test_client().get(url).get_data(as_text=True)
+
+
+def test_a_long_visit_is_remembered_in_part(shop: ShopServer) -> None:
+    visit = VisitStore(shop).open(0)
+    for number in range(MAX_ACTIONS + 50):
+        assert visit.act(f"search[{number} {'x' * 2000}]")
+    assert visit.steps == MAX_ACTIONS + 50 and len(visit.actions) == MAX_ACTIONS
+    assert visit.actions[-1].startswith(f"search[{MAX_ACTIONS + 49} x") and len(visit.actions[-1]) == MAX_ACTION_LENGTH
+
+
+def test_odd_data_make_pages_all_the_same(tmp_path: Path) -> None:
+    """Half characters, pictures that are no addresses, groups without values: every page can be shown."""
+    pictures: list[Any] = [[5], ["javascript:alert(1)"], [None], ["https://host/'\"><script>.jpg"]]
+    records = generator.generate_products(8, 0)
+    attributes = {}
+    for number, record in enumerate(records):
+        record["name"] += " \ud83d"
+        record["images"] = pictures[number % 4]
+        record["customization_options"] = {"": None, 'si"z\udc00': [{"value": "x\udc00", "image": 5}]}
+        attributes[record["asin"]] = {"attributes": ["a"], "instruction": "a \ud800", "instruction_attributes": ["a"]}
+    records[0]["customization_options"]["empty"] = []
+    for name, data in zip(generator.SMALL_FILES, (records, attributes, {}), strict=True):
+        (tmp_path / name).write_text(json.dumps(data), encoding="utf-8")
+    client = create_app(load_shop({"data_dir": str(tmp_path), "cache_dir": str(tmp_path / "cache")})).test_client()
+    url = begin(client, 0)
+    for record in records:
+        page = do(client, url, query="<r>")
+        asin = f"click[{record['asin'].lower()}]"
+        assert page.count('class="card"') == 8 and asin in page
+        for action in (asin, "click[x\ufffd]", "click[features]", "click[< prev]", "click[buy now]"):
+            page = do(client, url, action=action)
+            assert "<script" not in page and "javascript:" not in page
+        assert "data-score" in page and "x\ufffd" in page
+    assert client.get("/").status_code == 200
 
 
 def test_every_answer_forbids_scripts(client: FlaskClient) -> None:

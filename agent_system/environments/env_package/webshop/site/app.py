@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_REQUEST_BYTES = 1 << 20
 _SHOWN_TASKS = 6
+_SHELF = 6  # pictures that only decorate a page
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' https:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -75,19 +76,22 @@ def create_app(server: ShopServer, seed: int | None = None) -> Flask:
         count = len(server.goals)
         offered = rng.sample(range(count), min(_SHOWN_TASKS, count))
         tasks = [(index, server.goals[index].instruction_text) for index in offered]
-        return render_template("home.html", tasks=tasks, goals=count, products=len(server.catalogue), error="")
+        shelf = _shelf(server, rng)
+        return render_template(
+            "home.html", tasks=tasks, goals=count, products=len(server.catalogue), error="", shelf=shelf
+        )
 
     @app.post("/start")
     def start() -> BaseResponse | tuple[str, int]:
         text = request.form.get("goal", "").strip()
-        try:
-            visit = visits.open(int(text) if text else None)
-        except ValueError as error:
-            reason = str(error) if text.lstrip("-").isdigit() else f"'{text[:40]}' is not a task number"
+        count = len(server.goals)
+        if text and not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < count):
+            reason = f"'{text[:40]}' is not a task number: they go from 0 to {count - 1}"
             page = render_template(
-                "home.html", tasks=[], goals=len(server.goals), products=len(server.catalogue), error=reason
+                "home.html", tasks=[], goals=count, products=len(server.catalogue), error=reason, shelf=[]
             )
             return page, 400
+        visit = visits.open(int(text) if text else None)
         return redirect(url_for("shop", token=visit.token), code=303)
 
     @app.get("/shop/<token>")
@@ -149,12 +153,21 @@ def _render(visit: Visit) -> str:
     if page.name == "item_sub":
         texts = [node.text.strip() for node in page.nodes if node.kind is Kind.TEXT][2:]
         heading = SUB_PAGES.get(visit.actions[-1].removeprefix("click[").removesuffix("]"), "")
-        return render_template("sub.html", **common, product=product, texts=texts, heading=heading)
+        picture = "" if product is None else _picture(product, session.selected_options)
+        return render_template("sub.html", **common, product=product, texts=texts, heading=heading, picture=picture)
     if page.name == "results":
         cards = [_card(visit, node.text) for node in page.nodes if node.kind is Kind.LINK]
         summary = next((node.text for node in page.nodes if node.text.startswith("Page ")), "")
         return render_template("results.html", **common, cards=cards, summary=summary, query=_last_query(visit))
-    return render_template("search.html", **common)
+    shelf = _shelf(session.server, random.Random(visit.token))
+    return render_template("search.html", **common, shelf=shelf)
+
+
+def _shelf(server: ShopServer, rng: random.Random) -> list[str]:
+    """Addresses of pictures of some products."""
+    catalogue = server.catalogue
+    rows = rng.sample(range(len(catalogue)), min(_SHELF, len(catalogue)))
+    return [_picture(catalogue.product(row)) for row in rows]
 
 
 def _agent_actions(visit: Visit) -> list[str]:

@@ -1,4 +1,4 @@
-"""Drawn product pictures: a line icon of the department on a quiet background, the same for a product every time."""
+"""Drawn product pictures: a line icon of the department on a disc, the same for a product every time."""
 
 from __future__ import annotations
 
@@ -59,24 +59,33 @@ def draw(asin: str, category: str, kind: str, value: str = "") -> str:
         asin: decides the small variations.
         category: the department, which decides the icon; an unknown one shows a price tag.
         kind: the product's kind, which decides the background.
-        value: an option value; a colour name in it tints the icon.
+        value: an option value; a colour name in it is the disc's.
     """
     hue = _number(kind or category) % 360
     shift = _number(asin)
-    x, y, radius = 40 + shift % 120, 30 + shift // 7 % 140, 60 + shift // 11 % 40
-    fill = next((code for name, code in _COLOURS.items() if name in value.lower().split()), "#ffffff")
-    opacity = "0.55" if fill == "#ffffff" and value.lower() != "white" else "0.92"
+    x, y, radius = 20 + shift % 160, 20 + shift // 7 % 160, 70 + shift // 11 % 50
+    disc = next((code for name, code in _COLOURS.items() if name in value.lower().split()), f"hsl({hue},60%,97%)")
+    ink = "#ffffff" if _is_dark(disc) else f"hsl({hue},34%,26%)"
     path = _PATHS.get(category.lower(), _TAG)
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 200" role="img">'
         f'<defs><linearGradient id="g" x1="0" y1="0" x2="1" y2="1"><stop offset="0" stop-color="hsl({hue},52%,90%)"/>'
         f'<stop offset="1" stop-color="hsl({(hue + 28) % 360},48%,80%)"/></linearGradient></defs>'
         '<rect width="200" height="200" fill="url(#g)"/>'
-        f'<circle cx="{x}" cy="{y}" r="{radius}" fill="hsl({(hue + 14) % 360},60%,95%)" opacity="0.7"/>'
-        f'<g transform="translate(42 42) scale(1.8)" fill="{fill}" fill-opacity="{opacity}" '
-        f'stroke="hsl({hue},32%,28%)" stroke-width="2.2" stroke-linejoin="round" stroke-linecap="round">'
-        f'<path d="{path}"/></g></svg>'
+        f'<circle cx="{x}" cy="{y}" r="{radius}" fill="hsl({(hue + 14) % 360},60%,94%)" opacity="0.55"/>'
+        f'<circle cx="100" cy="106" r="64" fill="hsl({hue},40%,40%)" opacity="0.16"/>'
+        f'<circle cx="100" cy="100" r="64" fill="{disc}"/>'
+        f'<g transform="translate(52 52) scale(1.5)" fill="none" stroke="{ink}" stroke-width="2.4" '
+        f'stroke-linejoin="round" stroke-linecap="round"><path d="{path}"/></g></svg>'
     )
+
+
+def _is_dark(colour: str) -> bool:
+    """Whether white lines show better on ``#rrggbb`` than dark ones (ITU-R BT.601 luma below 60 %)."""
+    if not colour.startswith("#"):
+        return False
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 0.6 * 255
 
 
 def _number(text: str) -> int:

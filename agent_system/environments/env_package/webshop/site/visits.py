@@ -14,16 +14,19 @@ from agent_system.environments.env_package.webshop.session import ShopServer, Sh
 __all__ = ["Visit", "VisitStore"]
 
 MAX_VISITS = 1000
+MAX_ACTIONS = 200  # of a visit that are remembered
+MAX_ACTION_LENGTH = 400  # characters of an action that are remembered
 
 
 @dataclass
 class Visit:
-    """One session with the actions taken in it. ``lock`` is held while one acts or reads."""
+    """One session with the latest actions taken in it. ``lock`` is held while one acts or reads."""
 
     token: str
     session: ShopSession
     actions: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    steps: int = 0
     asin: str = ""  # of the product that was opened last
 
     def act(self, action: str) -> bool:
@@ -32,7 +35,9 @@ class Visit:
         node = self.session.page.clickables().get(argument or "") if name == "click" else None
         _, _, valid = self.session.act(action)
         if valid:
-            self.actions.append(action)
+            self.steps += 1
+            self.actions.append(action[:MAX_ACTION_LENGTH])
+            del self.actions[:-MAX_ACTIONS]
             if node is not None and node.kind is Kind.LINK:
                 self.asin = node.text
         return valid
