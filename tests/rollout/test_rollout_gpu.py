@@ -1,4 +1,4 @@
-"""vLLM and the hybrid engine on one CUDA device: memory goes back and forth, weights arrive, log-probs agree in bf16."""
+"""vLLM and the hybrid engine on one CUDA device: memory goes back and forth, weights arrive, log-probs agree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,18 @@ def gpu_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiny.Ranks
         ranks.close()
 
 
-def build(folder: str) -> None:
+@pytest.fixture(scope="module")
+def exact_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiny.Ranks]:
+    """Trainer and engine in float32."""
+    ranks = tiny.Ranks(1)
+    try:
+        ranks(build, tiny.save_config(tmp_path_factory.mktemp("exact")), torch.float32, timeout=400)
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def build(folder: str, dtype: torch.dtype = torch.bfloat16) -> None:
     from torch.distributed.fsdp import fully_shard
 
     from verl.workers.rollout.vllm_rollout import VLLMRollout
@@ -43,15 +54,16 @@ def build(folder: str) -> None:
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    changes = {"dtype": torch.bfloat16, "gpu_memory_utilization": 0.3, "enforce_eager": False}
+    changes = {"dtype": dtype, "gpu_memory_utilization": 0.3, "enforce_eager": dtype == torch.float32}
     engine = VLLMRollout(tiny.settings(folder, device="cuda", **changes))
     STATE.update(model=model, engine=engine)
-    STATE["hybrid"] = HybridEngine(model, engine, device="cuda", dtype=torch.bfloat16)
+    STATE["hybrid"] = HybridEngine(model, engine, device="cuda", dtype=dtype)
 
 
 def on_gpu(row: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     tokens = torch.from_numpy(row.astype(np.int64)).cuda()
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+    half = STATE["hybrid"].dtype == torch.bfloat16
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
         logits = STATE["model"](input_ids=tokens[None]).logits[0, :-1].float() / temperature
     return logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0].cpu().numpy()
 
@@ -95,3 +107,38 @@ def check_probe() -> None:
 
 def test_the_probe_finds_other_weights(gpu_process: tiny.Ranks) -> None:
     gpu_process(check_probe)
+
+
+def check_fifty_cycles() -> None:
+    """Sleep, wake and sync 50 times: the same greedy text, and as much free memory as at the start."""
+    hybrid, engine = STATE["hybrid"], STATE["engine"]
+    batch = tiny.requests(8, tiny.GREEDY)
+    texts, free_asleep, free_awake = [], [], []
+    for _ in range(50):
+        hybrid.mark_updated()
+        started = hybrid.begin_rollout()
+        hybrid.verify_sync(lambda rows: [on_gpu(row) for row in rows])
+        results = {result.request_id: result.response_ids.tolist() for result in run_to_completion(engine, batch)}
+        texts.append([results[request.request_id] for request in batch])
+        ended = hybrid.end_rollout()
+        free_awake.append(started["perf/memory_gb/rollout/free"])
+        free_asleep.append(ended["perf/memory_gb/after_rollout/free"])
+    assert all(text == texts[0] for text in texts)
+    for free in (free_awake, free_asleep):
+        assert max(free[5:]) - min(free[5:]) < 0.1, f"memory is not flat: {free}"
+
+
+def test_fifty_cycles_of_sleep_and_wake(gpu_process: tiny.Ranks) -> None:
+    gpu_process(check_fifty_cycles, timeout=300)
+
+
+def check_exact() -> None:
+    hybrid = STATE["hybrid"]
+    hybrid.begin_rollout()
+    gap = hybrid.verify(lambda rows: [on_gpu(row) for row in rows])
+    hybrid.end_rollout()
+    assert gap["rollout/probe_gap_mean"] <= 1e-4
+
+
+def test_log_probs_agree_in_float32(exact_process: tiny.Ranks) -> None:
+    exact_process(check_exact, timeout=200)

@@ -113,3 +113,35 @@ def test_one_engine_a_rank(tmp_path) -> None:
         assert first == second
     finally:
         ranks.close()
+
+
+def roll_out_share(tensor_parallel: int) -> dict[str, tuple[list[int], np.ndarray]]:
+    """Tokens and log-probs of all requests, or of every second one where each rank has an engine."""
+    hybrid = STATE["hybrid"]
+    hybrid.begin_rollout()
+    batch = tiny.requests(8, tiny.SAMPLED, first_seed=40)
+    mine = batch if tensor_parallel == 2 else batch[dist.get_rank() :: 2]
+    results = list(run_to_completion(STATE["engine"], mine, slice_steps=5))
+    hybrid.end_rollout()
+    return {result.request_id: (result.response_ids.tolist(), result.log_probs) for result in results}
+
+
+@pytest.mark.slow
+def test_tensor_and_data_parallel_engines_sample_the_same_for_the_same_seeds(tmp_path) -> None:
+    folder = tiny.save_config(tmp_path)
+    answers = []
+    for tensor_parallel in (2, 1):
+        ranks = tiny.Ranks(2)
+        try:
+            ranks(build, folder, tensor_parallel)
+            ranks(take_a_step, 0.05)
+            first, second = ranks(roll_out_share, tensor_parallel)
+        finally:
+            ranks.close()
+        assert (set(first) == set(second)) is (tensor_parallel == 2)
+        answers.append(first | second)
+    together, apart = answers
+    assert len(together) == 8 and set(together) == set(apart)
+    for name, (tokens, log_probs) in together.items():
+        assert apart[name][0] == tokens
+        np.testing.assert_allclose(apart[name][1], log_probs, atol=1e-4)
