@@ -129,7 +129,10 @@ def _play(model: Qwen2ForCausalLM, prompt: torch.Tensor, tokens: int) -> tuple[t
 
 
 def shop_prompts(tokenizer: object, count: int, seed: int = 0) -> list[torch.Tensor]:
-    """Token ids of pages that the scripted shopper comes by, one from each of ``count`` validation tasks."""
+    """Token ids of pages that the scripted shopper comes by, one from each of ``count`` validation tasks.
+
+    The first is the page that an episode starts with, which is short.
+    """
     from agent_system.environments.env_package.webshop.demonstrations import play_episode
     from agent_system.environments.env_package.webshop.expert import ScriptedExpert
     from agent_system.environments.env_package.webshop.session import ShopSession, load_shop
