@@ -70,7 +70,9 @@ class TrajectoryCollector:
             is_train: training or validation.
 
         Returns:
-            Rows ordered by episode and step, see ``build_rows``. ``meta_info["rollout_metrics"]`` holds ``rollout/*``.
+            Rows ordered by episode and step, see ``build_rows``. ``meta_info["rollout_metrics"]`` holds ``rollout/*``;
+            after a validation ``meta_info["failed_without_rows"]`` has ``(task_id, data_source)`` of the episodes whose
+            first prompt did not fit.
 
         Raises:
             ValueError: the batch does not fit the environments, or a prompt is too long and must not be cut.
@@ -101,17 +103,20 @@ class TrajectoryCollector:
         if not counted:
             reasons = "; ".join(loop.counts.failures[:3]) or "every first prompt exceeds data.max_prompt_length"
             raise RuntimeError(f"none of the {num_episodes} episodes of {plan.name} came through: {reasons}")
-        return build_rows(
-            counted,
-            _success(environments, counted),
-            self.tokenizer.pad_token_id,
-            {
-                "temperature": plan.sampling.temperature,
-                "eos_token_id": self.tokenizer.eos_token_id,
-                "pad_token_id": self.tokenizer.pad_token_id,
-                "rollout_metrics": self._metrics(loop, scheduler, client) | engine_metrics,
-            },
-        )
+        meta = {
+            "temperature": plan.sampling.temperature,
+            "eos_token_id": self.tokenizer.eos_token_id,
+            "pad_token_id": self.tokenizer.pad_token_id,
+            "rollout_metrics": self._metrics(loop, scheduler, client) | engine_metrics,
+        }
+        if not is_train:
+            meta["failed_without_rows"] = [
+                (episode.task_id, episode.data_source)
+                for members in groups
+                for episode in members
+                if episode.prompt_overflow and not episode.turns
+            ]
+        return build_rows(counted, _success(environments, counted), self.tokenizer.pad_token_id, meta)
 
     # ------------------------------------------------------------------ the reference's own steps, in padded form
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -202,6 +204,26 @@ def test_an_episode_ends_where_even_the_bare_prompt_is_too_long():
     assert rows.non_tensor_batch["prompt_overflow"].all()
     assert set(rows.non_tensor_batch["episode_lengths"]) == {1.0}
     assert rows.meta_info["rollout_metrics"]["rollout/prompt_overflow"] == 12
+
+
+def test_a_validation_names_the_episodes_whose_first_prompt_does_not_fit(monkeypatch):
+    config = make_config(data__truncation="shorten_history", data__max_prompt_length=620)
+    envs = toy_manager(config, is_train=False)
+    absorb, seen = envs.absorb, set()
+
+    def long_task_in_slot_one(slot, raw):
+        observation = absorb(slot, raw)
+        if slot == 1 and slot not in seen:
+            observation = dataclasses.replace(observation, prompt="w" * 700)
+        seen.add(slot)
+        return observation
+
+    monkeypatch.setattr(envs, "absorb", long_task_in_slot_one)
+    monkeypatch.setattr(envs, "shorter_prompt", lambda slot, history_length: None)
+    rows = roll_out(config, policy(shopper), envs, is_train=False)
+    names = {envs.task_id(slot) for slot in range(config.data.val_batch_size)}
+    assert rows.meta_info["failed_without_rows"] == [(envs.task_id(1), "text")]
+    assert set(rows.non_tensor_batch["task_id"]) == names - {envs.task_id(1)}
 
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])

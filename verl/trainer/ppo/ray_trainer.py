@@ -305,6 +305,7 @@ class RayPPOTrainer:
     def _validate(self) -> dict[str, float]:
         """Play every validation task once; ``val/*`` metrics, and the per-task results beside the run."""
         parts: list[DataProto] = []
+        failed: list[tuple[str, str]] = []  # episodes that have no rows
         for index, batch in enumerate(self.val_dataloader):
             shell = DataProto.from_single_dict(batch)
             shell = shell.repeat(self.config.actor_rollout_ref.rollout.val_kwargs.n, interleave=True)
@@ -316,13 +317,14 @@ class RayPPOTrainer:
             )
             rows = self.traj_collector.multi_turn_loop(shell, self.actor_rollout_wg, self.val_envs, is_train=False)
             rows.meta_info.pop("rollout_metrics", None)
+            failed += rows.meta_info.pop("failed_without_rows", [])
             parts.append(rows)
         rows = concat_rows(parts)
         rows.batch["token_level_scores"], _ = compute_reward(rows, self.val_reward_fn)
         dumps.write_rollout(self.config.trainer.validation_data_dir, rows, self.tokenizer, self.global_steps)
-        metrics = validation_metrics(rows, rows.batch["token_level_scores"].sum(-1).numpy())
+        metrics = validation_metrics(rows, rows.batch["token_level_scores"].sum(-1).numpy(), failed)
         digest = self._split_digest()
-        dumps.write_validation(self.run_dir, success_by_task(rows), metrics, self.global_steps, digest)
+        dumps.write_validation(self.run_dir, success_by_task(rows, failed), metrics, self.global_steps, digest)
         samples = dumps.samples(rows, self.tokenizer, self.config.trainer.log_val_generations)
         self.tracker.log_generations(samples, step=self.global_steps)
         return metrics
