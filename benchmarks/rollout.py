@@ -280,7 +280,7 @@ def main() -> None:
     if args.save_trace:
         trace.save(args.save_trace)
     gpus = args.replicas * args.tensor_parallel if args.device == "cuda" else 0
-    ray.init(num_cpus=16, num_gpus=gpus, include_dashboard=False, logging_level=logging.WARNING)
+    ray.init(address="local", num_cpus=16, num_gpus=gpus, include_dashboard=False, logging_level=logging.WARNING)
     shape = SHAPES["tiny" if args.tiny else "1.5b"]
     report: dict[str, Any] = {
         "requests": len(trace.turns), "prompt_tokens": trace.prompt_tokens, "response_tokens": trace.response_tokens,
