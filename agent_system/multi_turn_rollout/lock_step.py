@@ -36,6 +36,7 @@ class LockStepAdapter(EventEnvironments):
         self.num_episodes, self.group_size = num_episodes, group_size
         self._capacity = max(num_episodes, capacity or 0)
         self._kwargs: Sequence[Any] | None = None
+        self._block = 0
         self._running: set[int] = set()
         self._waiting: set[int] = set()
         self._outputs: dict[int, str] = {}
@@ -43,6 +44,7 @@ class LockStepAdapter(EventEnvironments):
     def begin(
         self, groups: Sequence[int], kwargs: Sequence[Any] | None = None, attempt: int = 0, block: int = 0
     ) -> list[ray.ObjectRef]:
+        self._block = block
         if attempt == 0:
             self._kwargs = self._fill_up(kwargs)
             self._running.clear()
@@ -70,6 +72,10 @@ class LockStepAdapter(EventEnvironments):
 
     def success_evaluator(self, **kwargs: Any) -> dict[str, np.ndarray]:
         return self.manager.success_evaluator(**kwargs)
+
+    def task_id(self, slot: int) -> str:
+        """The task's number over all validation blocks: lock-step managers name no tasks."""
+        return str((self._block * self._capacity + slot) // self.group_size)
 
     def _advance(self) -> list[ray.ObjectRef]:
         if self._running and self._running <= self._outputs.keys():

@@ -171,13 +171,19 @@ class Results:
         rows.save_to_disk(partial)
         os.replace(partial, self._parts / f"{block}.pkl")
 
-    def write(self, rows: DataProto, metrics: dict[str, float], split_digest: str | None) -> None:
+    def write(
+        self,
+        rows: DataProto,
+        failed: Sequence[tuple[str, str]],
+        metrics: dict[str, float],
+        split_digest: str | None,
+    ) -> None:
         """``episodes/0.jsonl``, a line a step, and ``validation/0.json``, success by task and metrics."""
         from verl.trainer.ppo import dumps
         from verl.trainer.ppo.validation import success_by_task
 
         dumps.write_rollout(str(self.folder / "episodes"), rows, TextCodec(), STEP)
-        dumps.write_validation(self.folder, success_by_task(rows), metrics, STEP, split_digest)
+        dumps.write_validation(self.folder, success_by_task(rows, failed), metrics, STEP, split_digest)
 
 
 def evaluate(
@@ -202,6 +208,7 @@ def evaluate(
     try:
         collector = TrajectoryCollector(config=config, tokenizer=TextCodec())
         parts: list[DataProto] = []
+        failed: list[tuple[str, str]] = []  # task and source of episodes that have no rows
         for block, size in enumerate(_blocks(episodes, config.data.val_batch_size)):
             rows = results.load(block)
             if rows is None:
@@ -210,11 +217,13 @@ def evaluate(
                 rows.meta_info.pop("rollout_metrics", None)
                 rows.batch["token_level_scores"] = _scores(rows)
                 results.keep(block, rows)
+            failed += rows.meta_info.pop("failed_without_rows", [])
             parts.append(rows)
-            logger.info("after block %d: %s", block + 1, summary(_metrics(concat_rows(parts))))
+            logger.info("after block %d: %s", block + 1, summary(_metrics(concat_rows(parts), failed)))
         rows = concat_rows(parts)
-        metrics = _metrics(rows) | {f"endpoint/{key}": value for key, value in client.statistics().items()}
-        results.write(rows, metrics, getattr(envs, "split_digest", None))
+        metrics = _metrics(rows, failed)
+        metrics |= {f"endpoint/{key}": value for key, value in client.statistics().items()}
+        results.write(rows, failed, metrics, getattr(envs, "split_digest", None))
         return metrics
     finally:
         client.close()
@@ -259,10 +268,10 @@ def _scores(rows: DataProto) -> Any:
     return EpisodeRewardManager(tokenizer=TextCodec(), num_examine=0)(rows)
 
 
-def _metrics(rows: DataProto) -> dict[str, float]:
+def _metrics(rows: DataProto, failed: Sequence[tuple[str, str]]) -> dict[str, float]:
     from verl.trainer.ppo.validation import validation_metrics
 
-    return validation_metrics(rows, rows.non_tensor_batch["episode_rewards"])
+    return validation_metrics(rows, rows.non_tensor_batch["episode_rewards"], failed)
 
 
 def summary(metrics: dict[str, float]) -> str:

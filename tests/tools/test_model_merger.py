@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -113,8 +114,9 @@ def test_the_folder_is_the_trained_model(saved, base, tmp_path, capsys):
     assert compare(dict(model.named_parameters()), saved[1]["full"]).none
     assert hf_tokenizer(str(tmp_path / "out")).encode("w5 w7") == [5, 7]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    start = dict(AutoModelForCausalLM.from_pretrained(base).named_parameters())
     largest = max(
-        float((tensor - dict(AutoModelForCausalLM.from_pretrained(base).named_parameters())[name]).abs().max())
+        float((tensor - start[name].detach()).abs().max())
         for name, tensor in saved[1]["full"].items()
     )
     assert f"at most by {largest:.3g}" in said
@@ -309,3 +311,25 @@ def test_differences_are_counted_by_hand():
     assert not compare({"x": torch.tensor([float("nan")])}, {"x": torch.tensor([float("nan")])}).none
     half = torch.tensor([1.001]).to(torch.bfloat16)
     assert compare({"x": half}, {"x": torch.tensor([1.001])}).none  # a change of dtype alone is none
+
+
+def _scores_of_vllm(folder: str, tokens: list[int]) -> list[float]:
+    from verl.workers.rollout.settings import EngineSettings
+    from verl.workers.rollout.vllm_rollout import VLLMRollout
+
+    engine = VLLMRollout(
+        EngineSettings(folder, load_format="auto", eos_token_ids=(1,), max_model_len=64, max_num_seqs=4)
+    )
+    return engine.score([np.array(tokens, dtype=np.int32)])[0].tolist()
+
+
+@pytest.mark.slow
+def test_vllm_loads_the_folder_and_computes_the_same_model(saved, tmp_path):
+    pytest.importorskip("vllm")
+    assert main(["merge", "--local_dir", str(actor(saved, "lora")), "--target_dir", str(tmp_path / "out")]) == 0
+    tokens = list(range(2, 22))
+    scores = run_ranks(_scores_of_vllm, 1, str(tmp_path / "out"), tokens)[0]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    log_probs = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    expected = log_probs[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
+    torch.testing.assert_close(torch.tensor(scores), expected, atol=2e-4, rtol=1e-4)

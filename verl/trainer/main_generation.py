@@ -12,6 +12,7 @@ room. The output has the input's columns, ``responses`` (list of text) and ``fin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -145,7 +146,8 @@ def write_table(table: pa.Table, path: Path) -> Path:
         pq.write_table(table, temporary)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise ConfigError(f"data.output_path={path} cannot be written: {error}") from error
     logger.info("%d rows written to %s", table.num_rows, path)
     return path
