@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.trainer.config.convert import to_dataclass
 from verl.trainer.config.errors import ConfigError, nearest, unknown_key_message
 from verl.trainer.config.failure import failure_report
+from verl.trainer.config.folders import make_folders
 from verl.trainer.config.schema import PPOTrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -313,9 +314,10 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     composition = compose(options.overrides, folder, options.config_name)
     informs = (options.cfg, options.info, options.help, options.hydra_help, options.version, options.shell_completion)
     if not any(informs) and not options.multirun:
-        _check(composition)
-        if composition.config.explain:
+        config = _check(composition)
+        if config.explain:
             return
+        make_folders(config)
     passed = [one for one in argv if one not in options.overrides]
     passed = _without_option(passed, "--config-path", "-cp")
     passed = _without_option(passed, "--config-name", "-cn")
@@ -342,8 +344,8 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     hydra.main(version_base=None, config_path=str(folder), config_name=options.config_name)(task)()
 
 
-def _check(composition: Composition) -> None:
-    """Explains the configuration where that is asked for, and validates it."""
+def _check(composition: Composition) -> PPOTrainerConfig:
+    """Explains the configuration where that is asked for, and validates it; returns it typed."""
     from verl.trainer.config.explain import explain
     from verl.trainer.config.machine import resolve_device
     from verl.trainer.config.validate import validate
@@ -353,6 +355,7 @@ def _check(composition: Composition) -> None:
         sys.stdout.write(explain(composition) + "\n")
         sys.stdout.flush()
     validate(config)
+    return config
 
 
 def _without_option(arguments: Sequence[str], *names: str) -> list[str]:

@@ -167,6 +167,8 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     size, ranks = rollout.tensor_model_parallel_size, config.world_size
     key = f"{_ROLLOUT}.tensor_model_parallel_size"
+    if ranks < 1:
+        return  # said by check_batch
     if size < 1:
         yield f"{key}={size} has to be at least 1"
     elif rollout.ranks_per_engine > ranks:

@@ -1,0 +1,26 @@
+"""Folders that cannot be written to are named before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verl.trainer.config import ConfigError, default_config
+from verl.trainer.config.folders import make_folders
+
+
+def test_folders_are_made_and_left_empty(tmp_path: Path) -> None:
+    make_folders(default_config(f"trainer.run_dir={tmp_path}/a/b", f"trainer.default_local_dir={tmp_path}/c", "trainer.save_freq=1"))
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["a", "a/b", "c"]
+
+
+@pytest.mark.parametrize("key", ["trainer.run_dir", "trainer.default_local_dir", "trainer.rollout_data_dir"])
+@pytest.mark.parametrize("place", ["/dev/null/run", "/proc/run", "FILE/run"])
+def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path, key: str, place: str) -> None:
+    (tmp_path / "file").touch()
+    place = place.replace("FILE", str(tmp_path / "file"))
+    places = {"trainer.run_dir": tmp_path / "run", "trainer.default_local_dir": tmp_path / "run", key: place}
+    with pytest.raises(ConfigError) as caught:
+        make_folders(default_config("trainer.save_freq=1", *(f"{name}={value}" for name, value in places.items())))
+    assert str(caught.value).startswith(f"{key}={place}: ") and "use another folder" in str(caught.value)
