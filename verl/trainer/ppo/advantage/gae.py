@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.advantage.registry import AdvantageEstimator, AdvantageInputs, register_adv_est
+from verl.trainer.ppo.advantage.scan import ValidFirst, row_blocks, suffix_sums
 from verl.utils.torch_functional import masked_whiten
 
 
@@ -16,20 +17,17 @@ def gae_scan(
     delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, where t + 1 is the next *valid* token and
     nothing follows the last one. Whatever the critic predicts behind the end of a response has no influence.
     """
-    valid = response_mask.bool()
-    # (response_length, rows): the scan walks along the first dimension, where a step is one block of memory.
-    rewards, values_by_time, valid_by_time = (x.t().contiguous() for x in (token_level_rewards, values, valid))
-    advantages = torch.zeros_like(values_by_time)
-    next_value = torch.zeros_like(values_by_time[0])  # (rows,)
-    next_advantage = torch.zeros_like(next_value)
-    for t in range(values.shape[1] - 1, -1, -1):
-        here, value = valid_by_time[t], values_by_time[t]
-        advantage = rewards[t] + gamma * next_value - value + gamma * lam * next_advantage
-        next_value = torch.where(here, value, next_value)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        advantages[t] = torch.where(here, advantage, 0.0)
-    advantages = advantages.t().contiguous()
-    return advantages, torch.where(valid, advantages + values, 0.0)
+    advantages = torch.empty_like(values)
+    returns = torch.empty_like(values)
+    for block in row_blocks(len(values)):
+        tokens = ValidFirst(response_mask[block].bool())
+        predicted = tokens.front(values[block])
+        delta = tokens.front(token_level_rewards[block]) - predicted
+        delta[:, :-1] += gamma * predicted[:, 1:]
+        ahead = suffix_sums(delta, gamma * lam)
+        advantages[block] = tokens.back(ahead)
+        returns[block] = tokens.back(ahead + predicted)
+    return advantages, returns
 
 
 def compute_gae_advantage_return(

@@ -8,6 +8,7 @@ import torch
 from gigpo.core_gigpo import on_tokens
 from verl.trainer.ppo.advantage.group_relative import score_statistics
 from verl.trainer.ppo.advantage.registry import AdvantageEstimator, AdvantageInputs, register_adv_est
+from verl.trainer.ppo.advantage.scan import ValidFirst, row_blocks, suffix_sums
 from verl.utils.torch_functional import masked_whiten
 
 
@@ -24,14 +25,10 @@ def compute_reinforce_plus_plus_outcome_advantage(
         advantages (whitened, 0 at masked positions) and returns (not whitened).
     """
     with torch.no_grad():
-        # (response_length, rows): the scan walks along the first dimension, where a step is one block of memory.
-        rewards, valid = token_level_rewards.t().contiguous(), response_mask.t().bool().contiguous()
-        returns = torch.zeros_like(rewards)
-        running = torch.zeros_like(rewards[0])  # (rows,)
-        for t in range(len(rewards) - 1, -1, -1):
-            running = torch.where(valid[t], rewards[t] + gamma * running, 0.0)
-            returns[t] = running
-        returns = returns.t().contiguous()
+        returns = torch.empty_like(token_level_rewards)
+        for block in row_blocks(len(returns)):
+            tokens = ValidFirst(response_mask[block].bool())
+            returns[block] = tokens.back(suffix_sums(tokens.front(token_level_rewards[block]), float(gamma)))
         return masked_whiten(returns, response_mask) * response_mask, returns
 
 
