@@ -55,6 +55,16 @@ def test_a_lost_worker_is_the_last_line_with_what_to_do() -> None:
     assert "the same command goes on from the newest checkpoint" in line
 
 
+def test_a_full_disk_says_where_to_make_room() -> None:
+    with pytest.raises(OSError) as full, Path("/dev/full").open("w") as file:
+        file.write("x")
+        file.flush()
+    line = failure_report(full.value).rstrip().splitlines()[-1]
+    assert line.startswith("The run failed: OSError: [Errno 28] No space left on device (make room on the disks of ")
+    said = RemoteError("actor rank 1 failed in save_checkpoint: CheckpointWriteError: x (No space left on device); make room")
+    assert failure_report(said).count("make room") == 1
+
+
 def test_a_users_mistake_is_one_line_and_ours_has_a_traceback() -> None:
     config = compose(["preset=embedded"]).config
     config.trainer.total_epochs = "many"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,11 @@ _PACKAGES = tuple(str(PRODUCT / name) for name in ("verl", "agent_system", "gigp
 _AFTER_A_LOSS = (
     "If the kernel's log (dmesg) shows that memory ran out, use smaller micro-batches, the offload keys of fsdp_config "
     "or fewer env.num_workers; the same command goes on from the newest checkpoint (trainer.save_freq)."
+)
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_AFTER_A_FULL_DISK = (
+    " (make room on the disks of trainer.run_dir, trainer.default_local_dir and the temporary folder; the same command "
+    "goes on from the newest checkpoint)"
 )
 
 
@@ -37,6 +43,8 @@ def failure_report(error: BaseException) -> str:
 
 
 def _joined(trace: str, line: str) -> str:
+    if _FULL.search(line) and "make room" not in line:
+        line += _AFTER_A_FULL_DISK
     return (trace.rstrip() + "\n\n" if trace.strip() else "") + f"The run failed: {line}\n"
 
 
