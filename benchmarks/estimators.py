@@ -9,7 +9,8 @@ Each case is what the trainer calls, ``compute_advantage`` with an ``algorithm``
 tensors of advantages and returns. Rows look like those of WebShop: groups of 8 trajectories of 10 steps, page texts of
 some 1,500 characters of which a few dozen differ within a task. ``images`` has 300 x 300 x 3 anchors instead,
 ``similarity`` groups texts that are alike; both are timed at 2,000 rows only. The time is the median over several calls
-of the CPU time of one thread, which on an idle machine is the time that passes. The goals are 50 ms at 2,000 rows and 1.5 s at 50,000 for each estimator on texts.
+of the CPU time of one thread, which on an idle machine is the time that passes. The goals are 50 ms at 2,000 rows and
+1.5 s at 50,000 for each estimator on texts.
 """
 
 from __future__ import annotations
