@@ -160,16 +160,16 @@ class Results:
                 "another folder, or remove it to start again"
             )
 
-    def load(self, block: int) -> DataProto | None:
-        """The rows of a finished block."""
-        file = self._parts / f"{block}.pkl"
+    def load(self, block: int, size: int) -> DataProto | None:
+        """The rows of a finished block of ``size`` tasks; None where it has not been played."""
+        file = self._parts / f"{block}-{size}.pkl"
         return DataProto.load_from_disk(file) if file.is_file() else None
 
-    def keep(self, block: int, rows: DataProto) -> None:
+    def keep(self, block: int, size: int, rows: DataProto) -> None:
         """Keep a block, whole or not at all."""
-        partial = self._parts / f"{block}.pkl.tmp"
+        partial = self._parts / f"{block}-{size}.pkl.tmp"
         rows.save_to_disk(partial)
-        os.replace(partial, self._parts / f"{block}.pkl")
+        os.replace(partial, self._parts / f"{block}-{size}.pkl")
 
     def write(
         self,
@@ -203,20 +203,22 @@ def evaluate(
 
     results = Results(folder, _identity(settings, config))
     write_resolved(to_yaml(config), folder)
-    client = EndpointClient(settings)
     envs, val_envs = make_envs(config)
+    client = EndpointClient(settings)
     try:
+        if val_envs is None:
+            raise ConfigError(f"env.env_name={config.env.env_name} has no validation environment to play in")
         collector = TrajectoryCollector(config=config, tokenizer=TextCodec())
         parts: list[DataProto] = []
         failed: list[tuple[str, str]] = []  # task and source of episodes that have no rows
         for block, size in enumerate(_blocks(episodes, config.data.val_batch_size)):
-            rows = results.load(block)
+            rows = results.load(block, size)
             if rows is None:
                 shell = _shell(size, block, config)
                 rows = collector.multi_turn_loop(shell, client, val_envs, is_train=False)
                 rows.meta_info.pop("rollout_metrics", None)
                 rows.batch["token_level_scores"] = _scores(rows)
-                results.keep(block, rows)
+                results.keep(block, size, rows)
             failed += rows.meta_info.pop("failed_without_rows", [])
             parts.append(rows)
             logger.info("after block %d: %s", block + 1, summary(_metrics(concat_rows(parts), failed)))
@@ -227,7 +229,7 @@ def evaluate(
         return metrics
     finally:
         client.close()
-        for manager in (val_envs, envs):
+        for manager in filter(None, (val_envs, envs)):
             manager.close()
 
 

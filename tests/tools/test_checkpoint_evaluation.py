@@ -33,6 +33,7 @@ def validation(folder: Path, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.recipes
 def test_resumed_merged_and_at_the_end_of_training_are_one_policy(tmp_path):
     run("examples.data_preprocess.prepare", "--mode", "text", "--local_dir", str(tmp_path), "--train_data_size", "2",
         "--val_data_size", "8")  # fmt: skip

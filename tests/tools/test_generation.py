@@ -193,6 +193,7 @@ def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.recipes
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
 def test_generate_then_score(tmp_path, engine):
     model = tmp_path / "model"

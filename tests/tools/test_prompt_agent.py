@@ -221,6 +221,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.recipes
 def test_vllms_own_server_plays_webshop(tmp_path):
     pytest.importorskip("vllm")
     model = ROOT / "agent_system/environments/env_package/webshop/embedded_model"
