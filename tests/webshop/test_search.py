@@ -129,3 +129,28 @@ def test_more_terms_than_the_original_takes(tmp_path: Path) -> None:
     assert rows.tolist() == [0], "the first 1,024 terms count"
     with pytest.raises(TooManyTermsError):
         index.search(query, strict=True)
+
+
+@pytest.mark.parametrize("method", ["_add_all", "_complete", "_best_of"])
+def test_a_search_that_was_cut_short_leaves_the_next_ones_right(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit may strike anywhere in a search; sums that it left behind must not count for other sessions."""
+    texts = [f"tea {'green ' * (i % 3)} cup {i}" for i in range(120)]
+    index = _index(tmp_path / "i", texts, [f"B{i:09d}" for i in range(120)])
+    expected = [index.search(query) for query in ("green tea", "cup 7 tea")]
+    whole = getattr(index, method)
+
+    def cut(*arguments: object) -> None:
+        whole(*arguments)
+        index._sums[:50] += 1.0
+        raise TimeoutError("took longer than 1 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, method, cut)
+        with pytest.raises(TimeoutError):
+            index.search("tea")
+    for (rows, scores), query in zip(expected, ("green tea", "cup 7 tea"), strict=True):
+        found = index.search(query)
+        np.testing.assert_array_equal(found[0], rows)
+        np.testing.assert_array_equal(found[1], scores)

@@ -166,6 +166,15 @@ def test_goal_order_is_a_function_of_the_data(tmp_path: Path) -> None:
     assert len(answers) == 1
 
 
+def test_goals_and_split_do_not_depend_on_the_noun_source(golden_catalogue: Catalogue, tmp_path: Path) -> None:
+    data = golden("catalogue.json"), golden("attributes.json"), golden("human_ins.json")
+    source = GivenProducts(*data, strict=True, human_goals=True)
+    tagged = Catalogue.build(source, tmp_path, noun_source=LexiconNouns())
+    assert tagged.key != golden_catalogue.key
+    for human in (False, True):
+        assert build_goals(tagged, human).digest(500) == build_goals(golden_catalogue, human).digest(500)
+
+
 def test_split(cache_dir: Path) -> None:
     shop = load_shop(cache_dir=str(cache_dir))
     split = shop.split

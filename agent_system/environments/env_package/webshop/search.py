@@ -104,6 +104,7 @@ class SearchIndex:
         self._good = memoryview(open_array(folder, "index.good_codes"))
         self._ranks = open_array(folder, "index.asin_ranks")
         self._sums = np.zeros(len(self._ranks), dtype=np.float64)  # zero between searches
+        self._in_use = False  # still so at the next search if one was cut short, by a time limit for one
         self._lock = threading.Lock()
 
     def search(self, query: str, *, strict: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -154,6 +155,9 @@ class SearchIndex:
             rest[i] = rest[i + 1] + terms[i].bound
         found: list[np.ndarray] = []
         done = 0
+        if self._in_use:
+            self._sums.fill(0.0)
+        self._in_use = True
         try:
             while done < len(terms) and rest[done] >= reached * _SLACK:
                 self._add_all(terms[done], found)
@@ -165,6 +169,7 @@ class SearchIndex:
         finally:
             for touched in found:
                 self._sums[touched] = 0.0
+        self._in_use = False
         return self._best_of(rows, sums)
 
     def _add_all(self, term: _QueryTerm, found: list[np.ndarray]) -> None:
