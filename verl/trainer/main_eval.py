@@ -17,6 +17,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -55,9 +56,9 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
     load_reward(config)  # a mistake in the file is told here, not by a worker
     import ray
 
-    from verl.trainer.main_ppo import start_ray
-
-    start_ray(config)
+    if not ray.is_initialized():
+        own = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "num_cpus": config.ray_init.num_cpus}
+        ray.init(**own, include_dashboard=False, logging_level=logging.WARNING)
     try:
         scores = _score(config, rows)
     finally:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def run_generation(config: GenerationConfig) -> Path:
         ConfigError: settings or files that cannot work, before anything is started.
     """
     check(config)
+    config = replace(config, trainer=replace(config.trainer, device=device_of(config)))
     table = read_table(config.data.path, "data.path", config.data.prompt_key)
     from verl.trainer.main_ppo import start_ray
     from verl.utils.external_lib import import_external_lib
@@ -187,7 +189,7 @@ def _generate(config: GenerationConfig, prompts: Sequence[np.ndarray]) -> list[l
     from verl.trainer.ppo.resources import worker_env_vars
     from verl.workers.engine_worker import EngineWorker
 
-    trainer, device = config.trainer, device_of(config)
+    trainer, device = config.trainer, config.trainer.device
     group = RayWorkerGroup(
         resource_pool=RayResourcePool(
             process_on_nodes=[trainer.n_gpus_per_node] * trainer.nnodes,
