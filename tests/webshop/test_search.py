@@ -131,7 +131,7 @@ def test_more_terms_than_the_original_takes(tmp_path: Path) -> None:
         index.search(query, strict=True)
 
 
-@pytest.mark.parametrize("method", ["_add_all", "_complete", "_best_of"])
+@pytest.mark.parametrize("method", ["_add_all", "_complete"])
 def test_a_search_that_was_cut_short_leaves_the_next_ones_right(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
