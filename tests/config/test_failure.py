@@ -43,6 +43,17 @@ def test_a_workers_error_shows_its_own_traceback_once() -> None:
     assert __file__ not in report
 
 
+@pytest.mark.parametrize(("place", "shown"), [("verl/workers/actor/x.py", 0), ("/usr/lib/python3/json.py", 1)])
+def test_a_users_mistake_that_a_worker_finds_has_no_traceback(place: str, shown: int) -> None:
+    class Refused(RemoteError):
+        remote_traceback = f'Traceback (over there)\n  File "/ray/worker.py", line 1\n  File "{ROOT / place}", line 3'
+        cause = ValueError("no room")
+
+    report = failure_report(Refused(f"actor rank 0 failed in x: ValueError: no room\n--- traceback ---\n{place}"))
+    assert report.count("Traceback") == shown
+    assert report.endswith("The run failed: actor rank 0 failed in x: ValueError: no room\n")
+
+
 def test_a_lost_worker_is_the_last_line_with_what_to_do() -> None:
     class Lost(RemoteError):
         remote_traceback = ""

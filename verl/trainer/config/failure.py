@@ -13,6 +13,7 @@ _AFTER_A_LOSS = (
     "If the kernel's log (dmesg) shows that memory ran out, use smaller micro-batches, the offload keys of fsdp_config "
     "or fewer env.num_workers; the same command goes on from the newest checkpoint (trainer.save_freq)."
 )
+_FILE = re.compile(r'^ *File "([^"]+)"', re.MULTILINE)
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _AFTER_A_FULL_DISK = (
     " (make room on the disks of trainer.run_dir, trainer.default_local_dir and the temporary folder; the same command "
@@ -24,14 +25,17 @@ def failure_report(error: BaseException) -> str:
     """The text for standard error.
 
     An error of a worker carries the traceback from over there, which stands for the driver's. A ``ValueError`` that the
-    product raised is about what the user gave: its message names the key, and no traceback is shown. Anything else
-    comes with the driver's traceback. Errors are told apart by their attributes, since Ray is not imported here.
+    product raised, here or there, is about what the user gave: its message names the key, and no traceback is shown.
+    Anything else comes with the driver's traceback. Errors are told apart by their attributes, since Ray is not
+    imported here.
     """
     remote = getattr(error, "remote_traceback", None)
     if remote is not None:  # a WorkerError: its first line has role, rank and method
         first, *details = str(error).splitlines()
         if getattr(error, "worker_died", False):
             return _joined("\n".join(details), f"{first}. {_AFTER_A_LOSS}")
+        if isinstance(getattr(error, "cause", None), ValueError) and _is_ours((_FILE.findall(remote) or [""])[-1]):
+            return _joined("", str(error).split("\n--- traceback")[0])
         return _joined(remote, first)
     cause = getattr(error, "cause", None)
     if type(error).__module__.startswith("ray.") and isinstance(cause, BaseException):  # raised in another Ray actor
@@ -50,4 +54,8 @@ def _joined(trace: str, line: str) -> str:
 
 def _raised_by_us(trace: TracebackType | None) -> bool:
     frames = traceback.extract_tb(trace)
-    return bool(frames) and frames[-1].filename.startswith(_PACKAGES) and "site-packages" not in frames[-1].filename
+    return bool(frames) and _is_ours(frames[-1].filename)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGES) and "site-packages" not in file
