@@ -129,6 +129,8 @@ class EpisodeLoop:
             self.counts.env_only_wait_s += time.perf_counter() - begin
         observations = [pair for ref in replies if ref in ready for pair in self._collect(ref)]
         results = [result for call in calls if call in ready for result in self._scheduler.collect(call)]
+        if results:
+            self._scheduler.dispatch(environments_pending=True)  # engines go on while answers are read
         self._act(results)
         self._take_observations(observations + self._overdue())
         if not ready:

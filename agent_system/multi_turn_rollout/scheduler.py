@@ -4,6 +4,9 @@ An engine step that also prefills costs about twice a pure decode step, so reque
 while an engine works waits for the end of its slice. With answers of L tokens, slices of k steps make each request wait
 k/2 steps of its L on average, and a join costs c steps of every k: k/(2L) + c/k is least at k = sqrt(2cL). How many
 requests run cancels out.
+
+What finished in a slice comes back within milliseconds, as the next prompt of its episode. An engine that has other
+requests bridges that time with a short slice that nothing joins; one without waits a moment.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ _SHORTEST_SLICE = 8  # engine steps; below that the call itself costs more than 
 JOIN_COST = 2.0  # decode steps: the step that prefills, and the call between two slices
 _LONGEST_HOLD_S = 0.05
 _HOLD_SHARE = 0.1  # of the last slice's time that an idle engine waits for environments that are about to answer
+_BRIDGE_SHARE = 0.3  # of it that an engine with requests goes on before others join
 _UNBALANCED = 1.25  # requests leave their group's replica when it has so many times the load of the least loaded one
 
 
@@ -31,8 +35,11 @@ class _Replica:
     running: int = 0
     call: ray.ObjectRef | None = None
     submitted_at: float = 0.0
-    idle_since: float = 0.0
+    idle_since: float = 0.0  # the end of its last whole slice
     last_slice_s: float = 0.0
+    step_s: float = 0.0  # of an engine step in that slice
+    steps: int = 0  # of the call that runs
+    bridging: bool = False
 
     @property
     def load(self) -> int:
@@ -96,8 +103,8 @@ class ReplicaScheduler:
         """Starts a slice on every idle replica that has work.
 
         Args:
-            environments_pending: replies are on their way that may bring more requests; an idle replica waits a moment
-                for them, so that they join now and not a slice later.
+            environments_pending: replies are on their way that may bring more requests; a replica gives them a moment,
+                so that they join now and not a slice later.
 
         Returns:
             Seconds until a replica that waits should no longer wait; None if none waits.
@@ -109,10 +116,12 @@ class ReplicaScheduler:
             if replica.call is not None or replica.load == 0:
                 continue
             remaining = self._hold(replica) - (now - replica.idle_since)
-            if environments_pending and remaining > 0:
+            if not environments_pending or remaining <= 0:
+                self._submit(number, replica, self.slice_steps())
+            elif replica.running and replica.step_s:
+                self._submit(number, replica, max(1, int(remaining / 2 / replica.step_s)), bridging=True)
+            else:
                 holds.append(remaining)
-                continue
-            self._submit(number, replica)
         return min(holds, default=None)
 
     def collect(self, call: ray.ObjectRef) -> list[RolloutResult]:
@@ -121,10 +130,13 @@ class ReplicaScheduler:
         replica = self._replicas[number]
         results = self._client.receive(call)
         replica.call = None
-        replica.idle_since = time.perf_counter()
-        replica.last_slice_s = replica.idle_since - replica.submitted_at
+        seconds = time.perf_counter() - replica.submitted_at
+        if not replica.bridging:
+            replica.idle_since = replica.submitted_at + seconds
+            replica.last_slice_s = seconds
+            replica.step_s = seconds / replica.steps
         replica.running -= len(results)
-        self.counts.busy_s += replica.last_slice_s
+        self.counts.busy_s += seconds
         self._finished += len(results)
         for result in results:
             if result.finish_reason == FINISH_ABORT:
@@ -160,14 +172,19 @@ class ReplicaScheduler:
             least.queue.append(most.queue.pop())
 
     def _hold(self, replica: _Replica) -> float:
+        """Seconds after a whole slice within which the replica takes no new requests if more are about to come."""
         if replica.last_slice_s == 0.0:
             return _LONGEST_HOLD_S
-        return min(_LONGEST_HOLD_S, _HOLD_SHARE * replica.last_slice_s)
+        share = _BRIDGE_SHARE if replica.running else _HOLD_SHARE
+        return min(_LONGEST_HOLD_S, share * replica.last_slice_s)
 
-    def _submit(self, number: int, replica: _Replica) -> None:
-        requests, replica.queue = replica.queue, []
+    def _submit(self, number: int, replica: _Replica, steps: int, bridging: bool = False) -> None:
+        requests: list[RolloutRequest] = []
+        if not bridging:
+            requests, replica.queue = replica.queue, []
         replica.running += len(requests)
-        replica.call = self._client.submit(number, requests, self.slice_steps())
+        replica.steps, replica.bridging = steps, bridging
+        replica.call = self._client.submit(number, requests, steps)
         replica.submitted_at = time.perf_counter()
         self._by_call[replica.call] = number
         self.counts.slices += 1

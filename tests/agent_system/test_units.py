@@ -25,7 +25,7 @@ from agent_system.multi_turn_rollout.utils import (
 )
 from verl.protocol import DataProto
 from verl.utils.row_arrays import object_array
-from verl.workers.rollout.base import RolloutRequest, SamplingSettings
+from verl.workers.rollout.base import RolloutRequest, RolloutResult, SamplingSettings
 
 IDS = np.arange(10, dtype=np.int32)
 
@@ -112,6 +112,26 @@ def test_an_idle_engine_waits_a_moment_for_environments_that_are_about_to_answer
     assert client.calls == [(0, ["a"], 32)]
     assert scheduler.dispatch(environments_pending=False) is None  # one call at a time
     assert len(client.calls) == 1
+
+
+def test_an_engine_with_requests_goes_on_while_environments_are_about_to_answer():
+    client = FakeClient(1)
+    scheduler = ReplicaScheduler(client, 32, 60)
+    for name in ("a", "b"):
+        scheduler.enqueue(0, request(name))
+    scheduler.dispatch(environments_pending=False)
+    answer = RolloutResult("a", IDS, np.zeros(len(IDS), np.float32), "stop")
+    client.receive = lambda call: [answer] if call == ("call", 1) else []
+    scheduler._replicas[0].submitted_at -= 0.1  # the slice took 0.1 s
+    scheduler.collect(("call", 1))
+    scheduler.enqueue(0, request("c"))
+    assert scheduler.dispatch(environments_pending=True) is None
+    replica, names, steps = client.calls[1]
+    assert names == [] and 1 <= steps < 32  # a bridge, which nothing joins
+    scheduler.collect(("call", 2))
+    scheduler._replicas[0].idle_since -= 1  # the moment is over, replies or not
+    assert scheduler.dispatch(environments_pending=True) is None
+    assert client.calls[2] == (0, ["c"], 8)
 
 
 def test_slices_grow_with_the_root_of_the_mean_answer_within_their_limits():
