@@ -18,6 +18,8 @@ WORK=${WORK:-outputs/smollm2}
 MODEL=${MODEL:-$WORK/start}                # from make_start.sh
 RUN=$WORK/${ALGO}_seed$SEED                # checkpoints, metrics.jsonl, validation/
 CPUS=${CPUS:-16}                           # for Ray
+short=/tmp/smol_$ALGO$SEED                 # Ray's sockets lie below it, and their paths must be short
+CACHE=${CACHE:-$short/compile}             # its own, as runs that start together write the same files; share a warm one
 
 case $ALGO in
     gigpo) estimator=(algorithm.adv_estimator=gigpo algorithm.gigpo.mode=mean_norm algorithm.gigpo.step_advantage_w=1.0) ;;
@@ -25,14 +27,9 @@ case $ALGO in
     *) echo "learn.sh: ALGO=$ALGO has to be gigpo or grpo" >&2; exit 2 ;;
 esac
 
-short=/tmp/smol_$ALGO$SEED                 # Ray's sockets lie below it, and their paths must be short
 mkdir -p "$RUN" "$short"
 unset RAY_ADDRESS
 export TMPDIR=$short RAY_TMPDIR=$short
-# Caches of its own, so that runs which start together do not write the same files; warm ones can be shared.
-export VLLM_CACHE_ROOT=${VLLM_CACHE_ROOT:-$short/vllm}
-export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$short/inductor}
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$short/triton}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 export RAY_memory_monitor_refresh_ms=0     # virtual machines that grow with use report too little memory
 
@@ -88,6 +85,7 @@ exec "$PYTHON" -m verl.trainer.main_ppo \
     trainer.project_name=smollm2_webshop \
     trainer.experiment_name="${ALGO}_seed$SEED" \
     trainer.default_local_dir="$RUN" \
+    trainer.compile_cache_dir="$CACHE" \
     trainer.nnodes=1 \
     trainer.n_gpus_per_node=1 \
     trainer.total_training_steps="$STEPS" \
