@@ -18,7 +18,8 @@ for seed in $SEEDS; do
     for algorithm in $ALGOS; do
         log=$WORK/${algorithm}_seed$seed.log
         CUDA_VISIBLE_DEVICES=$((number % GPUS)) ALGO=$algorithm SEED=$seed \
-            timeout --foreground --signal=TERM --kill-after=60 "$LIMIT" bash examples/smollm2/learn.sh "$@" >>"$log" 2>&1 &
+            timeout --foreground --signal=TERM --kill-after=60 "$LIMIT" \
+            bash examples/smollm2/learn.sh "$@" >>"$log" 2>&1 &
         number=$((number + 1))
         sleep 2                            # so that two starts do not draw the same ports
     done

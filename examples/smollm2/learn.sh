@@ -5,8 +5,8 @@
 #   ALGO=grpo  SEED=0 bash examples/smollm2/learn.sh [OVERRIDES]
 #
 # The two differ in the estimator alone: both subtract the mean of a task's episodes and divide by nothing; GiGPO adds
-# the advantage within groups of steps that saw the same page. Several runs may go side by side, on one GPU or, each with
-# its CUDA_VISIBLE_DEVICES, on several: each has its Ray, its ports, its caches and its temporary folder.
+# the advantage within groups of steps that saw the same page. Several runs may go side by side, on one GPU or, each
+# with its CUDA_VISIBLE_DEVICES, on several: each has its Ray, its ports, its caches and its temporary folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -22,7 +22,7 @@ short=/tmp/smol_$ALGO$SEED                 # Ray's sockets lie below it, and the
 CACHE=${CACHE:-$short/compile}             # its own, as runs that start together write the same files; share a warm one
 
 case $ALGO in
-    gigpo) estimator=(algorithm.adv_estimator=gigpo algorithm.gigpo.mode=mean_norm algorithm.gigpo.step_advantage_w=1.0) ;;
+    gigpo) estimator=(algorithm.adv_estimator=gigpo algorithm.gigpo.mode=mean_norm) ;;
     grpo) estimator=(algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False) ;;
     *) echo "learn.sh: ALGO=$ALGO has to be gigpo or grpo" >&2; exit 2 ;;
 esac

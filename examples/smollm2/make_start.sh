@@ -32,7 +32,7 @@ play held_out 60 2 2
 
 launch=("$PYTHON")
 if ((GPUS > 1)); then
-    launch=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$GPUS")
+    launch=("$PYTHON" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$GPUS")
 fi
 "${launch[@]}" -m verl.trainer.fsdp_sft_trainer \
     data.train_files="$WORK/demonstrations.parquet" data.val_files="$WORK/held_out.parquet" \
