@@ -54,7 +54,7 @@ def train(home: Path, folder: Path, script: str, *overrides: str) -> list[dict[s
     """Run a script to its end; the lines of metrics.jsonl."""
     done = subprocess.run(
         ["bash", str(ROOT / "examples" / script), *SMALL, f"trainer.default_local_dir={folder}", *overrides],
-        capture_output=True, text=True, timeout=400, check=False, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=550, check=False, stdin=subprocess.DEVNULL,
         env={**os.environ, "PATH": f"{home}/tools:{os.environ['PATH']}", "HOME": str(home), "VIRTUAL_ENV": sys.prefix},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -73,6 +73,7 @@ def test_a_recipe_takes_a_step_on_the_embedded_default(home: Path, tmp_path: Pat
     assert ("critic/vf_loss" in step) == ("ppo" in script)
 
 
+@pytest.mark.timeout(1700)  # three runs
 def test_ppo_with_a_resume_is_ppo_without_one(home: Path, tmp_path: Path) -> None:
     ppo = "ppo_trainer/run_webshop.sh"
     kept = ["trainer.critic_warmup=2", "trainer.save_freq=2", "critic.optim.lr_warmup_steps=3"]
