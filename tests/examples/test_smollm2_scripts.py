@@ -1,0 +1,39 @@
+"""The SmolLM2 runs: their keys compose, and the two algorithms differ in nothing but the estimator."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "pkg://agent_system.environments.env_package.webshop/embedded_model"
+
+
+def _values(tmp_path: Path, algorithm: str) -> dict[str, str]:
+    """Key and value of every setting, as ``explain=true`` prints them."""
+    environment = {
+        "PYTHON": sys.executable, "ALGO": algorithm, "SEED": "3", "WORK": str(tmp_path), "MODEL": MODEL,
+        "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples/smollm2/learn.sh"), "explain=true", "trainer.device=cpu"],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = (line.split() for line in done.stdout.splitlines())
+    return {word[0]: word[1] for word in words if len(word) > 2 and re.fullmatch(r"[a-z_.]+", word[0])}
+
+
+def test_gigpo_and_grpo_differ_in_the_estimator_alone(tmp_path: Path) -> None:
+    gigpo, grpo = (_values(tmp_path, name) for name in ("gigpo", "grpo"))
+    differing = {key: (value, grpo[key]) for key, value in gigpo.items() if grpo[key] != value}
+    assert differing.pop("algorithm.adv_estimator") == ("gigpo", "grpo")
+    assert differing.pop("algorithm.norm_adv_by_std_in_grpo") == ("true", "false")  # read by GRPO alone
+    assert differing.pop("trainer.experiment_name") == ("gigpo_seed3", "grpo_seed3")
+    for first, second in differing.values():  # what is left are folders
+        assert first.replace("gigpo_seed3", "grpo_seed3").replace("smol_gigpo3", "smol_grpo3") == second
+    assert (gigpo["algorithm.gigpo.mode"], gigpo["algorithm.gigpo.step_advantage_w"]) == ("mean_norm", "1")
+    assert (gigpo["env.seed"], gigpo["actor_rollout_ref.rollout.seed"], gigpo["data.seed"]) == ("3", "3", "4")
