@@ -73,7 +73,7 @@ make_model() {
 
 export -f stock make_model
 if [[ -n "$TINY" ]]; then
-    tasks=2 val_tasks=2
+    tasks=2 val_tasks=2 split=1  # the embedded model cannot be split
     sizes=(
         data.train_batch_size=2 data.val_batch_size=2 env.rollout.n=2 env.max_steps=3
         actor_rollout_ref.actor.ppo_mini_batch_size=8 "trainer.logger=[console]"
@@ -82,7 +82,7 @@ if [[ -n "$TINY" ]]; then
     rollout=(--tiny --device cpu --episodes 8)
     tests=(-m "not gpu" tests/rollout/test_settings.py)
 else
-    tasks=16 val_tasks=128
+    tasks=16 val_tasks=128 split=$GPUS
     if [[ -z "$MODEL" && " $STAGES " == *" stock_"* ]]; then
         MODEL=$work/model
         makes_model=yes
@@ -103,7 +103,7 @@ if [[ -n "$makes_model" ]]; then
     STAGES="model $STAGES"
     stage model 300 bash -c "$(declare -p python work); make_model"
 fi
-stage_stock stock_tp2 "$GPUS" 600 "$@"
+stage_stock stock_tp2 "$split" 600 "$@"
 stage_stock stock_dp2 1 600 "$@"
 stage update 400 "$python" -m torch.distributed.run --standalone --nproc_per_node "$GPUS" \
     -m benchmarks.update_phase "${update[@]}" --out "$work/update.json"

@@ -67,6 +67,7 @@ def geometry(**changes: int) -> Qwen2Config:
     [
         (geometry(num_attention_heads=8), {}, "head_dim=16"),
         (geometry(), {"tensor_parallel_size": 3}, "does not divide the model's 4 attention heads"),
+        (geometry(intermediate_size=341), {"tensor_parallel_size": 2}, "intermediate_size=341"),
         (
             geometry(num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=64),
             {},

@@ -25,6 +25,12 @@ def check_model(config: PretrainedConfig, settings: EngineSettings) -> None:
             f"{_KEY}.tensor_model_parallel_size={tensor_parallel} does not divide the model's {heads} attention heads "
             f"and {kv_heads} key/value heads"
         )
+    intermediate = getattr(text, "intermediate_size", None) or 0
+    if intermediate % tensor_parallel:
+        raise ValueError(
+            f"{_KEY}.tensor_model_parallel_size={tensor_parallel} does not divide the model's intermediate_size="
+            f"{intermediate}; use {_KEY}.tensor_model_parallel_size=1"
+        )
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     if settings.device == "cpu" and head_dim not in _CPU_HEAD_DIMS:
         raise ValueError(
