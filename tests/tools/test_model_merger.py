@@ -333,3 +333,28 @@ def test_vllm_loads_the_folder_and_computes_the_same_model(saved, tmp_path):
     log_probs = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
     expected = log_probs[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
     torch.testing.assert_close(torch.tensor(scores), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_an_upload_that_fails_keeps_the_folder(saved, tmp_path, capsys, monkeypatch):
+    calls = []
+
+    class Hub:
+        def create_repo(self, **options):
+            calls.append(options)
+            return "https://hub/me/model"
+
+        def upload_folder(self, **options):
+            calls.append(options)
+            if options["repo_id"] == "me/broken":
+                raise ConnectionError("401 Unauthorized")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    target = tmp_path / "out"
+    arguments = ["merge", "--local_dir", str(actor(saved, "full")), "--target_dir", str(target)]
+    assert main([*arguments, "--hf_upload_path", "me/broken", "--private"]) == 1
+    assert "401 Unauthorized. The folder" in capsys.readouterr().err and (target / "config.json").is_file()
+    assert calls[0] == {"repo_id": "me/broken", "private": True, "exist_ok": True}
+    shutil.rmtree(target)
+    assert main([*arguments, "--hf_upload_path", "me/model"]) == 0
+    assert "uploaded to https://hub/me/model" in capsys.readouterr().out
+    assert calls[-1]["folder_path"] == str(target)
