@@ -324,6 +324,7 @@ def _scores_of_vllm(folder: str, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.recipes
 def test_vllm_loads_the_folder_and_computes_the_same_model(saved, tmp_path):
     pytest.importorskip("vllm")
     assert main(["merge", "--local_dir", str(actor(saved, "lora")), "--target_dir", str(tmp_path / "out")]) == 0
