@@ -12,6 +12,7 @@
 # STAGES  which stages, in this order: stock_tp2 stock_dp2 update rollout_tp2 rollout_dp2 tests
 # STEPS   training steps of a stock run (default 4; the last one validates and saves)
 # GPUS    ranks (default 2); with GPUS=1 stock_tp2 is the recipe on one GPU and the other pairs fall to one
+# LIMIT   seconds of a stock run at most (default 600)
 # Further arguments are overrides for the stock runs. A stage that fails or runs out of time is said so in the summary
 # and the next one starts; the exit code is the number of stages that failed.
 set -uo pipefail
@@ -20,6 +21,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${OUT:-outputs/two_gpu}
 TINY=${TINY:-}
 GPUS=${GPUS:-2}
+LIMIT=${LIMIT:-600}
 STEPS=${STEPS:-$((TINY ? 1 : 4))}
 STAGES=${STAGES:-stock_tp2 stock_dp2 update rollout_tp2 rollout_dp2 tests}
 MODEL=${MODEL:-} makes_model=
@@ -103,8 +105,8 @@ if [[ -n "$makes_model" ]]; then
     STAGES="model $STAGES"
     stage model 300 bash -c "$(declare -p python work); make_model"
 fi
-stage_stock stock_tp2 "$split" 600 "$@"
-stage_stock stock_dp2 1 600 "$@"
+stage_stock stock_tp2 "$split" "$LIMIT" "$@"
+stage_stock stock_dp2 1 "$LIMIT" "$@"
 stage update 400 "$python" -m torch.distributed.run --standalone --nproc_per_node "$GPUS" \
     -m benchmarks.update_phase "${update[@]}" --out "$work/update.json"
 stage rollout_tp2 400 "$python" -m benchmarks.rollout "${rollout[@]}" --replicas 1 --tensor-parallel "$GPUS"
