@@ -20,6 +20,7 @@ from agent_system.environments.env_package.webshop.expert import ScriptedExpert
 from agent_system.environments.env_package.webshop.projection import project_action
 from agent_system.environments.env_package.webshop.session import ShopServer, ShopSession, load_shop
 from agent_system.environments.env_package.webshop.site import create_app
+from agent_system.environments.env_package.webshop.site.__main__ import main as serve
 from agent_system.environments.env_package.webshop.site.art import draw
 from agent_system.environments.env_package.webshop.site.visits import MAX_ACTION_LENGTH, MAX_ACTIONS, VisitStore
 
@@ -241,6 +242,21 @@ def test_odd_data_make_pages_all_the_same(tmp_path: Path) -> None:
 def test_every_answer_forbids_scripts(client: FlaskClient) -> None:
     for path in ("/", begin(client), "/art/B0.svg", "/nowhere", "/static/style.css"):
         assert client.get(path).headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--port", "99999"], "--port is a number"), (["--port", "-1"], "--port is a number"),
+        (["--num-products", "0"], "env.webshop.num_products"), (["--data-dir", "/nowhere"], "env.webshop.data_dir=/nowhere"),
+    ],
+)  # fmt: skip
+def test_the_command_ends_with_what_to_change(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        serve(arguments)
+    assert ended.value.code in (1, 2) and says in capsys.readouterr().err
 
 
 def test_old_visits_make_room(shop: ShopServer) -> None:

@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--human-goals", action="store_true", help="tasks in people's words")
     parser.add_argument("--show-attrs", action="store_true", help="offer the attributes of a product")
     parsed = parser.parse_args(arguments)
+    if not 0 <= parsed.port <= 65535:
+        parser.error(f"--port is a number from 0 (any that is free) to 65535, got {parsed.port}")
     try:
         server = load_shop(
             data_dir=parsed.data_dir,
