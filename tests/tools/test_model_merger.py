@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.ranks import run_ranks
 from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer
-from verl.model_merger.__main__ import main
+from verl.model_merger.__main__ import _stop, main
 from verl.model_merger.compare import compare
 from verl.model_merger.folder import staged_folder
 from verl.model_merger.shards import open_shards
@@ -281,7 +282,10 @@ def test_a_full_target_and_a_full_disk_are_refused(saved, tmp_path, capsys, monk
     with pytest.raises(ValueError, match="disk is full"), staged_folder(target, 0) as staging:
         (staging / "half.bin").write_bytes(b"half")
         raise RuntimeError("I/O error: No space left on device (os error 28)")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(SystemExit), staged_folder(target, 0) as staging:
+        (staging / "half.bin").write_bytes(b"half")
+        _stop(signal.SIGTERM, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and not any(target.iterdir())
     monkeypatch.undo()
     assert main(arguments) == 0  # an empty folder is taken
 

@@ -254,7 +254,7 @@ def _adapter_difference(checkpoint: CheckpointModel) -> Difference:
 def _told(difference: Difference, checkpoint: CheckpointModel, say: Say) -> Difference:
     """Reports the difference from the base model; raises where there is none."""
     where = checkpoint.base or "the base weights in the checkpoint"
-    if not difference.changed:
+    if not difference.changed and not difference.reshaped:
         raise ValueError(
             f"nothing differs from {where}: {difference.describe()}. The checkpoint is of an untrained model, or what "
             f"it learnt is lost in {checkpoint.dtype} (--dtype fp32 keeps it)"
