@@ -11,7 +11,7 @@ from test_main_ppo import learning_figures, train
 EMBEDDED = ROOT / "agent_system/environments/env_package/webshop/embedded_model"
 
 
-@pytest.mark.slow
+@pytest.mark.recipes
 def test_remax_plays_its_baselines_in_the_same_rollout(tmp_path):
     lines = train(
         tmp_path, "remax", "algorithm.adv_estimator=remax", "env.rollout.n=1", "trainer.total_training_steps=2",
@@ -37,7 +37,7 @@ def save_judge(folder: Path) -> None:
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.recipes
 def test_a_judged_run_with_carried_groups_resumes_as_if_it_had_not_stopped(tmp_path):
     save_judge(tmp_path / "judge")
     data = tmp_path / "text"

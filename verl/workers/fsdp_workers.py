@@ -1,8 +1,8 @@
-"""What a rank can do: ``ActorRolloutRefWorker``, ``CriticWorker`` and, from its own package, ``RewardModelWorker``.
+"""What a rank can do: ``ActorRolloutRefWorker`` here, ``CriticWorker`` and ``RewardModelWorker`` from their modules.
 
-One process holds the shard of the policy, the rollout engine, the reference policy and, beside them, the critic. The
-order of life is: process group, models, engine last, so that the engine sees what memory is left and joins the group
-there is.
+One process holds the shard of the policy, the rollout engine, the reference policy and, beside them, critic and reward
+model. The order of life is: process group, models, engine last, so that the engine sees what memory is left and joins
+the group there is.
 Building models is in ``role_models``, the update in ``actor`` and ``critic``, sampling in ``rollout``.
 """
 
@@ -22,17 +22,17 @@ from verl.models.heads import forward_log_probs
 from verl.models.lora import adapters_off
 from verl.models.packing import pack_rows
 from verl.protocol import DataProto
-from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
-from verl.utils.flops_counter import FlopsCounter, get_device_flops
+from verl.utils.flops_counter import FlopsCounter
 from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group, reshard
 from verl.utils.import_utils import import_external_libs
 from verl.utils.model import get_generation_config
 from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.actor import DataParallelPPOActor
-from verl.workers.critic import DataParallelPPOCritic
+from verl.workers.checkpointed_worker import CheckpointedWorker, utilisation
+from verl.workers.critic_worker import CriticWorker
 from verl.workers.device_state import OffloadedState, choose_device, memory_metrics
 from verl.workers.one_shot import generate_rows
 from verl.workers.reward_model import RewardModelWorker
@@ -45,7 +45,6 @@ from verl.workers.role_models import (
 )
 from verl.workers.rollout.base import RolloutRequest, RolloutResult
 from verl.workers.rollout.factory import build_rollout_engine
-from verl.workers.rows import response_mask_of
 from verl.workers.sharding_manager import HybridEngine
 from verl.workers.sharding_manager.hybrid_engine import memory_ledger
 from verl.workers.update_loop import MicroBatchPlan
@@ -55,30 +54,6 @@ logger = logging.getLogger(__name__)
 __all__ = ["ActorRolloutRefWorker", "CheckpointedWorker", "CriticWorker", "RewardModelWorker"]
 
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
-
-
-class CheckpointedWorker(Worker):
-    """A role with weights of its own to save and load: ``state`` and ``checkpoints`` come with its ``init_model``."""
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(
-        self,
-        local_path: str,
-        hdfs_path: str | None = None,
-        global_step: int = 0,
-        max_ckpt_to_keep: int | None = None,
-    ) -> None:
-        """Write model, optimiser, scheduler and random state to ``local_path``."""
-        with self.state.loaded(with_optimizer=True):
-            self.checkpoints.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(
-        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
-    ) -> None:
-        """Continue from what ``save_checkpoint`` wrote."""
-        with self.state.loaded(with_optimizer=True):
-            self.checkpoints.load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
 
 class ActorRolloutRefWorker(CheckpointedWorker):
@@ -234,7 +209,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         with self.state.loaded(with_optimizer=True):
             metrics = self.actor.update_policy(data)
         seconds = time.perf_counter() - started
-        metrics["perf/mfu/actor"] = _utilisation(self.flops, data, seconds, self.config.actor.ppo_epochs, self.device)
+        metrics["perf/mfu/actor"] = utilisation(self.flops, data, seconds, self.config.actor.ppo_epochs, self.device)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
         metrics.update(memory_metrics(self.device))
         self.scheduler.step()
@@ -331,90 +306,3 @@ class ActorRolloutRefWorker(CheckpointedWorker):
     def memory(self) -> dict[str, float]:
         """Memory of this rank now, GiB."""
         return memory_ledger(self.device, "now")
-
-
-class CriticWorker(CheckpointedWorker):
-    """The value network on one rank.
-
-    Args:
-        config: ``critic`` of the config (``CriticConfig``).
-        device: ``"cuda"`` or ``"cpu"``.
-        response_length: ``data.max_response_length``; needed by ``loss_agg_mode=seq-mean-token-sum-norm`` alone.
-    """
-
-    def __init__(self, config: Any, device: str = "cuda", response_length: int | None = None) -> None:
-        super().__init__()
-        if config.strategy not in ("fsdp", "fsdp2"):
-            raise ValueError(f"critic.strategy={config.strategy!r}: use fsdp or fsdp2")
-        self.config = config
-        self.response_length = response_length
-        self.device = choose_device(device)
-        ensure_process_group(device)
-        import_external_libs(config.model.external_lib)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_model(self, total_training_steps: int | None = None) -> None:
-        """Load the model and its optimiser."""
-        config, model = self.config, self.config.model
-        fsdp = model.fsdp_config
-        path = copy_to_local(model.path, use_shm=model.use_shm, key="critic.model.path")
-        tokenizer = hf_tokenizer(
-            copy_to_local(model.tokenizer_path or model.path, key="critic.model.tokenizer_path"),
-            trust_remote_code=model.trust_remote_code,
-        )
-        mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
-        self.module = build_role_model(model, fsdp, path, mesh, kind="value")
-        self.optimizer = build_optimizer(self.module, config.optim)
-        self.scheduler = build_lr_scheduler(self.optimizer, config.optim, total_training_steps)
-        self.state = OffloadedState(
-            self.module, self.optimizer, self.device, fsdp.param_offload, fsdp.optimizer_offload
-        )
-        self.critic = DataParallelPPOCritic(config, self.module, self.optimizer, self.response_length)
-        self.critic.device = self.device
-        self.flops = FlopsCounter(self.module.config)
-        self.checkpoints = FSDPCheckpointManager(
-            self.module,
-            self.optimizer,
-            self.scheduler,
-            tokenizer,
-            contents=config.checkpoint.contents,
-            lora=lora_settings(model, kind="value"),
-            base_path=path,
-        )
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def compute_values(self, data: DataProto) -> DataProto:
-        """``values`` of the rows, float32 ``(N, R)``."""
-        with self.state.loaded():
-            values = self.critic.compute_values(data)
-        return DataProto.from_dict(tensors={"values": values})
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def update_critic(self, data: DataProto) -> DataProto:
-        """Take the optimiser steps of a training step; ``meta_info["metrics"]`` holds what happened, over all ranks."""
-        started = time.perf_counter()
-        with self.state.loaded(with_optimizer=True):
-            metrics = self.critic.update_critic(data)
-        seconds = time.perf_counter() - started
-        metrics["perf/mfu/critic"] = _utilisation(
-            self.flops, data, seconds, self.config.ppo_epochs, self.device, has_head=False
-        )
-        metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
-        self.scheduler.step()
-        return DataProto(meta_info={"metrics": metrics})
-
-
-
-def _utilisation(
-    flops: FlopsCounter, data: DataProto, seconds: float, epochs: int, device: torch.device, has_head: bool = True
-) -> float:
-    """Model FLOPs utilisation of an update over all ranks; 0 where the device's peak is unknown."""
-    mask = response_mask_of(data)
-    head_tokens = mask.sum().to(device)
-    dist.all_reduce(head_tokens)
-    lengths = data.meta_info.get("global_token_num")
-    peak = get_device_flops("B") if device.type == "cuda" else float("inf")
-    if lengths is None or peak == float("inf"):
-        return 0.0
-    done = flops.training_flops(lengths, int(head_tokens) if has_head else 0) * epochs
-    return done / seconds / (peak * dist.get_world_size())

@@ -35,7 +35,7 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
 from verl.trainer.ppo.scoring import score_rows
-from verl.trainer.ppo.termination import TerminationGuard
+from verl.trainer.ppo.termination import TerminationGuard, end_all
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
 from verl.trainer.ppo.validation import success_by_task, validation_metrics
@@ -394,16 +394,5 @@ class RayPPOTrainer:
         logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)
 
     def shutdown(self) -> None:
-        """End the environments and the ranks; safe to call at any point of the set-up.
-
-        What fails here is logged, so that everything is tried and the error that ended the run stays the one reported.
-        """
-        parts = {"envs": "close", "val_envs": "close", "worker_group": "shutdown"}
-        for name, method in parts.items():
-            part = getattr(self, name, None)
-            if part is None:
-                continue
-            try:
-                getattr(part, method)()
-            except Exception:
-                logger.exception("%s did not end as it should", name)
+        """End the environments and the ranks; safe to call at any point of the set-up."""
+        end_all(self, {"envs": "close", "val_envs": "close", "worker_group": "shutdown"})

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -81,3 +81,21 @@ class TerminationGuard:
         if self.requested is not None:
             logger.warning("stopped after step %d; the same command resumes from %s", step, root)
             raise TerminationRequested(128 + self.requested)
+
+
+def end_all(owner: object, parts: Mapping[str, str]) -> None:
+    """Call the ending method of each part of ``owner`` that is there.
+
+    What fails is logged, so that everything is tried and the error that ended the run stays the one reported.
+
+    Args:
+        parts: attribute to the name of its ending method.
+    """
+    for name, method in parts.items():
+        part = getattr(owner, name, None)
+        if part is None:
+            continue
+        try:
+            getattr(part, method)()
+        except Exception:
+            logger.exception("%s did not end as it should", name)
