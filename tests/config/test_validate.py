@@ -266,7 +266,7 @@ def test_cuda_visible_devices_hides_gpus(monkeypatch) -> None:
 
 
 def test_settings_without_effect_are_said_once_with_what_replaces_them() -> None:
-    assert notices(default_config()) == []
+    assert notices(default_config()) == notices(default_config("preset=embedded")) == []
     lines = notices(default_config("data.return_raw_chat=true", "actor_rollout_ref.model.use_remove_padding=true"))
     assert lines == ["Settings without effect here: data.return_raw_chat (the chat is always kept); "
                      "actor_rollout_ref.model.use_remove_padding (rows are always packed)"]

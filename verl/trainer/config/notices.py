@@ -118,8 +118,8 @@ def notices(config: PPOTrainerConfig) -> list[str]:
 
 
 def _changed(config: PPOTrainerConfig, key: str) -> bool:
-    """Whether the value differs from the default; a key that follows another by default is compared with that one."""
-    default = _default(key)
+    """Whether the value differs from the preset's, or else the default; one that follows a key is compared to it."""
+    default = _default(key, config.preset)
     followed = _REFERENCE.fullmatch(default) if isinstance(default, str) else None
     return _value(config, key) != (_value(config, followed[1]) if followed else default)
 
@@ -142,12 +142,15 @@ def _value(config: PPOTrainerConfig, key: str) -> Any:
 
 
 @functools.cache
-def _default_tree() -> dict[str, Any]:
-    tree = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("ppo_trainer.yaml")), resolve=False)
+def _default_tree(preset: str) -> dict[str, Any]:
+    folder = Path(__file__).parent
+    files = [folder / "ppo_trainer.yaml", folder / "preset" / f"{preset}.yaml"]
+    merged = OmegaConf.merge(*(OmegaConf.load(file) for file in files if file.is_file()))
+    tree = OmegaConf.to_container(merged, resolve=False)
     assert isinstance(tree, dict)
     return tree
 
 
-def _default(key: str) -> Any:
-    """The value in ``ppo_trainer.yaml``, references to other keys as they are written."""
-    return functools.reduce(lambda node, part: node[part], key.split("."), _default_tree())
+def _default(key: str, preset: str = "none") -> Any:
+    """The value in ``ppo_trainer.yaml`` under a preset, references to other keys as they are written."""
+    return functools.reduce(lambda node, part: node[part], key.split("."), _default_tree(preset))
