@@ -99,6 +99,7 @@ class TrajectoryCollector:
         self._run(loop, client)
         engine_metrics |= client.end()
         groups = self._with_carried(loop, plan, _column(gen_batch, "data_source", repeat))
+        engine_metrics["rollout/groups_carried"] = float(len(groups) - len(loop.choice.kept()))
         counted = [episode for members in groups for episode in members if episode.counts]
         if not counted:
             reasons = "; ".join(loop.counts.failures[:3]) or "every first prompt exceeds data.max_prompt_length"

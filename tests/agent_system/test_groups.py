@@ -190,8 +190,10 @@ def test_surplus_groups_open_the_next_batch_and_survive_a_checkpoint(tmp_path):
     assert (lag == [int(uid in carried) for uid in second.non_tensor_batch["uid"]]).all()
     assert not first.non_tensor_batch["policy_lag"].any()
     assert useful(second) == set(names(second))
-    played = second.meta_info["rollout_metrics"]["rollout/groups_played"]
-    assert played >= 7 - len(carried)
+    metrics = [rows.meta_info["rollout_metrics"] for rows in (first, second)]
+    assert [one["rollout/groups_carried"] for one in metrics] == [0.0, len(carried)]
+    assert metrics[0]["rollout/groups_surplus"] == len(carried)
+    assert metrics[1]["rollout/groups_played"] >= 7 - len(carried)
     for one, other in zip((first, second), two_steps(resume=True)[::2], strict=True):
         assert_same_rows(one, other)
 
