@@ -2,42 +2,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "preset=embedded",
-    "algorithm.adv_estimator=gigpo",
-    "actor_rollout_ref.actor.use_kl_loss=True",
-    "data.train_batch_size=2",
-    "data.val_batch_size=4",
-    "env.rollout.n=2",
-    "env.max_steps=4",
-    "trainer.logger=[console]",
-    "trainer.save_freq=2",
-    "trainer.test_freq=2",
-]
-
-
-def arguments(tmp_path: Path, run: str, *overrides: str) -> list[str]:
-    """The command line of a run in ``tmp_path/run``; the parquet shells are written once."""
-    data = tmp_path / "text"
-    if not data.is_dir():
-        prepare = ["-m", "examples.data_preprocess.prepare", "--mode", "text", "--local_dir", str(tmp_path)]
-        subprocess.run(
-            [sys.executable, *prepare, "--train_data_size", "2", "--val_data_size", "4"], cwd=ROOT, check=True
-        )
-    folder = tmp_path / run
-    files = [f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"]
-    places = [f"trainer.default_local_dir={folder}", f"trainer.run_dir={folder}"]
-    return [sys.executable, "-m", "verl.trainer.main_ppo", *SMALL, *files, *places, *overrides]
+from end_to_end_support import ROOT, Run, arguments
 
 
 def train(tmp_path: Path, run: str, *overrides: str) -> list[dict[str, float]]:
@@ -72,19 +42,12 @@ def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_and_leaves_no_process(tmp_path):
-    command = arguments(tmp_path, "killed", "trainer.total_training_steps=1000", "trainer.save_freq=-1")
-    with (tmp_path / "output.txt").open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
-        metrics = tmp_path / "killed" / "metrics.jsonl"
-        deadline = time.monotonic() + 240
-        while not (metrics.is_file() and '"step": 2' in metrics.read_text()):
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output.txt").read_text()[-4000:]
-            time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 128 + signal.SIGTERM
-    tracker = tmp_path / "killed" / "latest_checkpointed_iteration.txt"
-    assert int(tracker.read_text()) >= 2
-    assert not survivors(process.pid)
+    with Run(tmp_path, "killed", "trainer.total_training_steps=1000", "trainer.save_freq=-1") as run:
+        run.wait_for(lambda: run.has_logged(2))
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 128 + signal.SIGTERM
+        assert not run.wait_until_gone(seconds=20)
+    assert int((run.folder / "latest_checkpointed_iteration.txt").read_text()) >= 2
 
 
 @pytest.mark.slow
@@ -104,16 +67,3 @@ def test_bad_input_is_answered_at_once_and_leaves_nothing(tmp_path, override, sa
     assert done.returncode != 0
     assert said in done.stderr + done.stdout
     assert not (tmp_path / "bad" / "metrics.jsonl").exists()
-
-
-def survivors(group: int) -> list[int]:
-    """Processes still alive in the process group of the run."""
-    alive = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.getpgid(int(entry.name)) == group:
-                    alive.append(int(entry.name))
-            except ProcessLookupError:
-                continue
-    return alive

@@ -29,6 +29,7 @@ def of_a_rank(error: Exception) -> CheckpointException:
         (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "Permission denied"),
         (of_a_rank(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))), "Disk quota exceeded"),
         (of_a_rank(RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed\nmore")), "data/0"),
+        (of_a_rank(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")), "704 vs 598"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "os error 28"),
     ],
 )

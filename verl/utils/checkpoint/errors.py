@@ -13,10 +13,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 __all__ = ["CheckpointWriteError", "explained_write"]
 
-# The words of the writers of torch (C++ streams), safetensors and tokenizers, which raise no OSError.
+# The words of the writers of torch (C++ streams), safetensors and tokenizers, which raise no OSError. torch's writer
+# says how far it got ("unexpected pos 704 vs 598") in place of the system's error, when it is closed after that.
 _DISK = re.compile(
     r"no space left|file too large|quota exceeded|read-only file system|input/output error|I/O error"
-    r"|PytorchStreamWriter|iostream error|basic_ios",
+    r"|PytorchStreamWriter|inline_container|iostream error|basic_ios",
     re.IGNORECASE,
 )
 _DISK_NUMBERS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}

@@ -1,0 +1,75 @@
+"""Processes of a run that are killed, and a disk that is full: what the run says, leaves behind and goes on from."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from end_to_end_support import Run
+
+from verl.trainer.ppo.trainer_checkpoint import TRACKER_FILE, load_state
+
+ENDLESS = [
+    "trainer.total_training_steps=1000",
+    "trainer.save_freq=1",
+    "trainer.max_actor_ckpt_to_keep=2",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=False",
+]
+MOST_BYTES = 1 << 20  # of a file: less than the shards of a rank, more than its logs
+
+
+def saved_step(folder: Path) -> int:
+    """The step that the tracker file names, after a look at its checkpoint; no other must be half there."""
+    step = int((folder / TRACKER_FILE).read_text())
+    assert load_state(folder / f"global_step_{step}").dataloader is not None
+    assert (folder / f"global_step_{step}" / "actor" / "dist_ckpt" / ".metadata").is_file()
+    assert not [path.name for path in folder.rglob("*") if ".tmp" in path.name]
+    return step
+
+
+def last_line(run: Run) -> str:
+    return run.output.rstrip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_killed_processes_and_a_full_disk(tmp_path):
+    with Run(tmp_path, "run", *ENDLESS) as run:
+        run.wait_for(lambda: run.has_logged(1))
+        run.environment_hosts()[0].kill()
+        logged = last_logged(run)
+        run.wait_for(lambda: run.has_logged(logged + 2))
+        assert "is replaced" in run.output  # the host; training goes on
+
+        time.sleep(0.3)  # into the next step
+        run.rank(1).kill()
+        assert run.end() == 1
+        assert "The run failed: actor_rollout rank 1 failed in " in last_line(run)
+        assert "its process is gone" in last_line(run) and "goes on from the newest checkpoint" in last_line(run)
+        assert not run.wait_until_gone()
+    first = saved_step(run.folder)
+
+    with Run(tmp_path, "run", *ENDLESS, "actor_rollout_ref.rollout.name=hf") as run:
+        run.wait_for(lambda: run.has_logged(first + 1))
+        assert f"global_step_{first}: step {first} of" in run.output.replace("\n", " ")
+        run.rank(0).rlimit(psutil.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+        assert run.end() == 1
+        assert "failed in save_checkpoint: CheckpointWriteError: " in last_line(run)
+        assert "trainer.default_local_dir" in last_line(run)
+        assert not run.wait_until_gone()
+    second = saved_step(run.folder)
+    assert second > first
+
+    with Run(tmp_path, "run", *ENDLESS, "actor_rollout_ref.rollout.name=hf") as run:
+        run.wait_for(lambda: run.has_logged(second + 1))
+        run.process.kill()
+        assert not run.wait_until_gone()
+    steps = [json.loads(line)["step"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, steps[-1] + 1))  # each step once, in spite of all that
+
+
+def last_logged(run: Run) -> int:
+    return json.loads((run.folder / "metrics.jsonl").read_text().rstrip().splitlines()[-1])["step"]
