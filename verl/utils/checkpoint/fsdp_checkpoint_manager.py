@@ -172,7 +172,8 @@ class FSDPCheckpointManager:
 
     def _save_portable(self, folder: Path, global_step: int) -> None:
         if dist.get_rank() == 0:
-            description = {"global_step": global_step, "world_size": dist.get_world_size(), "base_model": self.base_path}
+            ranks = dist.get_world_size()
+            description = {"global_step": global_step, "world_size": ranks, "base_model": self.base_path}
             (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1), encoding="utf-8")
             save_model_description(self.model, folder, self.processing_class)
         if self.lora is not None:
