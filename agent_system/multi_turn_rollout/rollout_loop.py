@@ -53,7 +53,13 @@ class TrajectoryCollector:
         return {"carried": list(self._carried)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._carried = list(state["carried"])
+        """Goes on with carried groups; they are dropped, with a warning, if this run carries none or has no room."""
+        filters, carried = self.config.algorithm.filter_groups, list(state["carried"])
+        carries = filters.enable and filters.surplus == "carry"
+        if carried and not (carries and len(carried) < self.config.data.train_batch_size):
+            logger.warning("%d groups carried by the checkpoint are dropped: algorithm.filter_groups", len(carried))
+            carried = []
+        self._carried = carried
 
     def multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool = True

@@ -198,6 +198,20 @@ def test_surplus_groups_open_the_next_batch_and_survive_a_checkpoint(tmp_path):
         assert_same_rows(one, other)
 
 
+def test_carried_groups_are_dropped_where_a_resumed_run_does_not_carry(caplog):
+    state = {"carried": [group(0, 0.0, 1.0), group(1, 0.0, 1.0)]}
+    for config in (
+        filtered(),
+        make_config(algorithm__filter_groups__surplus="carry"),
+        filtered(data__train_batch_size=2, algorithm__filter_groups__surplus="carry"),
+    ):
+        caplog.clear()
+        collector = TrajectoryCollector(config, ByteTokenizer())
+        collector.load_state_dict(state)
+        assert collector.state_dict() == {"carried": []}
+        assert "2 groups carried by the checkpoint are dropped" in caplog.text
+
+
 def test_a_greedy_episode_of_every_task_is_played_beside_the_group():
     config = make_config(algorithm__adv_estimator="remax", env__rollout__n=2)
     plain = make_config(env__rollout__n=2)
