@@ -122,6 +122,11 @@ def test_the_probe_measures_the_gap(folder: str) -> None:
     hybrid.begin_rollout()
     score = tiny.score_fn(model)
     assert hybrid.verify(score)["rollout/probe_gap_max"] < 2e-4
+
+    def off_in_the_prompt(sequences: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.concatenate([row[:15] - 100, row[15:]]) for row in score(sequences)]
+
+    assert hybrid.verify(off_in_the_prompt)["rollout/probe_gap_max"] < 2e-4, "prompts of 16 tokens, nobody samples them"
     rows = [request.prompt_ids for request in tiny.requests(3, tiny.GREEDY)]
     shifted = hybrid.verify(lambda sequences: [row + np.float32(5e-4) for row in score(sequences)], rows)
     assert shifted["rollout/probe_gap_mean"] == pytest.approx(5e-4, rel=0.05)

@@ -275,8 +275,12 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
         kwargs["tensor_parallel_size"] = settings.tensor_parallel_size
         kwargs["distributed_executor_backend"] = "external_launcher"
         os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if settings.device != "cpu" else dist.get_rank())
-        if settings.device == "cpu" and settings.tensor_parallel_size > 1:
+        if settings.tensor_parallel_size > 1 and settings.device == "cpu":
             _name_shared_memory_by_job()
+        elif settings.tensor_parallel_size > torch.cuda.device_count():
+            # vLLM's own all-reduce asks after the GPUs of the other ranks, which a process that is shown one GPU
+            # cannot see; NCCL can do without.
+            kwargs["disable_custom_all_reduce"] = True
     elif settings.tensor_parallel_size > 1:
         raise ValueError(
             f"{_KEY}.tensor_model_parallel_size={settings.tensor_parallel_size} needs as many ranks, here is 1"

@@ -58,6 +58,7 @@ class HybridEngine:
         self._version = 0
         self._engine_version = -1  # of the weights in the engine; -1: none
         self._trainer_rng: dict[str, Any] | None = None
+        self._probe: tuple[list[np.ndarray], list[int]] | None = None  # sequences, and where their answers begin
         self._sleep()
 
     @property
@@ -106,26 +107,46 @@ class HybridEngine:
         metrics["timing_rollout_s/engine_sleep"] = time.perf_counter() - started
         return metrics
 
-    def verify(
-        self, score_fn: ScoreFn, sequences: Sequence[np.ndarray] | None = None, slack: float = 1.0
-    ) -> dict[str, float]:
+    def verify(self, score_fn: ScoreFn, sequences: Sequence[np.ndarray] | None = None) -> dict[str, float]:
         """Compare the trainer's log-probs with the engine's, between begin_rollout and end_rollout.
 
         score_fn: token id arrays to arrays of the log-probs, at temperature 1, of tokens 1.. given their prefix.
-        sequences: what to score; None lets the engine sample a few from random prompts, which also compares the
-        log-probs that come with sampled tokens. Returns `rollout/probe_gap_mean` and `..._max` in nats, the largest
-        over ranks. Raises RuntimeError on all ranks if the mean gap is beyond `slack` tolerances on one.
+        sequences: what to score, every token but the first; None lets the engine answer a few random prompts and
+        compares the tokens it sampled, both as sampled and as scored. The prompts' own tokens are left out: nothing
+        that random is ever sampled, and the log-prob of an unlikely token is a difference of large logits, which
+        bfloat16 rounds by tenths. Returns `rollout/probe_gap_mean` and `..._max` in nats, the largest over ranks.
+        Raises RuntimeError on all ranks if the mean gap is beyond the tolerance on one.
         """
-        assert self.rolling_out, "verify needs begin_rollout"
-        gaps: list[np.ndarray] = []
-        if sequences is None:
-            prompts, responses, sampled = self._sample_probe()
-            sequences = [np.concatenate(pair) for pair in zip(prompts, responses)]
-            trainer = score_fn(list(sequences))
-            gaps = [row[len(p) - 1 :] - log_probs for row, p, log_probs in zip(trainer, prompts, sampled)]
-        else:
-            trainer = score_fn(list(sequences))
-        gaps += [ours - theirs for ours, theirs in zip(trainer, self.engine.score(sequences))]
+        if sequences is not None:
+            return self._compare(score_fn, sequences, [1] * len(sequences))
+        prompts, responses, sampled = self._sample_probe()
+        self._probe = ([np.concatenate(pair) for pair in zip(prompts, responses)], [len(row) for row in prompts])
+        return self._compare(score_fn, *self._probe, sampled=sampled)
+
+    def verify_sync(self, score_fn: ScoreFn) -> dict[str, float]:
+        """`verify` as it is cheap enough for every sync: both sides score the answers that the first call sampled.
+
+        Training moves the weights to where rounding may be larger than at the start, so only a gap far beyond the
+        tolerance raises.
+        """
+        if self._probe is None:
+            return self.verify(score_fn)
+        return self._compare(score_fn, *self._probe, slack=_SYNC_SLACK)
+
+    def _compare(
+        self,
+        score_fn: ScoreFn,
+        sequences: Sequence[np.ndarray],
+        starts: Sequence[int],
+        sampled: Sequence[np.ndarray] = (),
+        slack: float = 1.0,
+    ) -> dict[str, float]:
+        """Gaps at the tokens of every sequence from its `starts` on; `sampled`: log-probs that came with them."""
+        assert self.rolling_out, "the probe needs begin_rollout"
+        trainer = [row[start - 1 :] for row, start in zip(score_fn(list(sequences)), starts)]
+        engine = [row[start - 1 :] for row, start in zip(self.engine.score(sequences), starts)]
+        gaps = [ours - theirs for ours, theirs in zip(trainer, engine)]
+        gaps += [ours - theirs for ours, theirs in zip(trainer, sampled)]
         gap = np.abs(np.concatenate(gaps))
         mean, largest = self._largest_over_ranks(float(gap.mean()), float(gap.max()))
         if not mean <= slack * self.tolerance:  # also catches NaN
@@ -133,19 +154,9 @@ class HybridEngine:
         logger.debug("log-probs of trainer and engine differ by %.2g on average, %.2g at most", mean, largest)
         return {"rollout/probe_gap_mean": mean, "rollout/probe_gap_max": largest}
 
-    def verify_sync(self, score_fn: ScoreFn) -> dict[str, float]:
-        """`verify` as it is cheap enough for every sync: both sides score a few fixed sequences, nothing is sampled.
-
-        Training moves the weights to where rounding may be larger than at the start, so only a gap far beyond the
-        tolerance raises.
-        """
-        vocabulary = self.engine.hf_config.get_text_config().vocab_size
-        length = max(2, min(_PROBE_PROMPT + _PROBE_RESPONSE, self.engine.settings.max_model_len - 1))
-        draw = np.random.default_rng(0)
-        sequences = list(draw.integers(vocabulary, size=(_PROBE_ROWS, length), dtype=np.int32))
-        return self.verify(score_fn, sequences, slack=_SYNC_SLACK)
-
     def _sample_probe(self) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        """Prompts, answers and the log-probs that came with the answers; the same on every rank of a replica."""
+        assert self.rolling_out, "the probe needs begin_rollout"
         config, limit = self.engine.hf_config, self.engine.settings.max_model_len
         prompt_length = max(1, min(_PROBE_PROMPT, limit // 4))
         sampling = SamplingSettings(
