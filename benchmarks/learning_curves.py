@@ -10,7 +10,8 @@ installed. The gain is the mean over tasks of (last - first success); its standa
 
 ``--compare A B`` sets the runs named ``A_seed…`` against those named ``B_seed…``. A task's success is then its mean
 over the seeds, and tasks are the sample: the standard error of a curve, and of the difference of two at the same step,
-is that of the mean over tasks.
+is that of the mean over tasks. Runs of a seed train on the same tasks at the same step, so the differences of their
+training success are paired as well; steps are the sample there.
 """
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ COLUMNS = ("val/success_rate", "episode/success_rate", "episode/webshop_task_sco
            "episode/valid_action_ratio", "episode/admissible_action_ratio", "episode/length/mean",
            "actor/entropy_loss", "timing_s/step")
 VALIDATED, TRAINED = "val/success_rate", "episode/success_rate"
+WINDOW = 5  # steps over which the training curves of a comparison are averaged
 Successes = dict[str, float]  # of the validation tasks, by name
 
 
@@ -89,6 +91,29 @@ def members(runs: Sequence[Path], name: str) -> list[Path]:
     return found
 
 
+def training_success(run: Path) -> dict[int, float]:
+    """Success rate of the training episodes by step."""
+    return {int(line["step"]): line[TRAINED] for line in read_metrics(run) if TRAINED in line}
+
+
+def smoothed(values: Sequence[float], width: int = WINDOW) -> list[float]:
+    """Means over ``width`` neighbours, over fewer at the ends."""
+    reach = width // 2
+    windows = [values[max(0, place - reach) : place + reach + 1] for place in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def training_differences(runs: Sequence[Path], first: str, second: str) -> list[float]:
+    """First minus second, for every seed and every step that both have trained."""
+    differences = []
+    for run in members(runs, first):
+        other = run.with_name(run.name.replace(first, second, 1))
+        if other in runs:
+            ours, theirs = training_success(run), training_success(other)
+            differences += [ours[step] - theirs[step] for step in sorted(set(ours) & set(theirs))]
+    return differences
+
+
 def write_csv(runs: Sequence[Path], target: Path) -> None:
     with target.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -107,36 +132,52 @@ def draw(runs: Sequence[Path], compared: Sequence[str], target: Path) -> None:
     except ImportError:
         logger.warning("matplotlib is not installed: no plot")
         return
-    figure, axes = plt.subplots(figsize=(7, 4))
+    size = (10, 4) if compared else (7, 4)
+    figure, panels = plt.subplots(1, 2 if compared else 1, figsize=size, sharey=True, squeeze=False)
     if compared:
         for number, name in enumerate(compared):
-            _draw_side(axes, members(runs, name), name, f"C{number}")
+            _draw_side(panels[0], members(runs, name), name, f"C{number}", shift=0.3 * (number - 0.5))
     else:
         for number, run in enumerate(runs):
             lines = read_metrics(run)
             for column, style in ((TRAINED, "-"), (VALIDATED, "o--")):
                 points = [(line["step"], line[column]) for line in lines if column in line]
                 label = f"{run.name}, {'training' if style == '-' else 'validation'}"
-                axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
-    axes.set(xlabel="training step", ylabel="success rate", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+                panels[0][0].plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
+    for axes in panels[0]:
+        axes.set(xlabel="training step", ylim=(0, 1))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="lower right")
+    panels[0][0].set(ylabel="success rate")
     figure.tight_layout()
     figure.savefig(target, dpi=130)
 
 
-def _draw_side(axes: Any, runs: Sequence[Path], name: str, colour: str) -> None:
-    """One side of a comparison: every run's training curve thin, the mean validation with its standard error."""
+def _draw_side(panels: Sequence[Any], runs: Sequence[Path], name: str, colour: str, shift: float) -> None:
+    """One side of a comparison: training on the left, validation on the right.
+
+    ``shift`` moves the validations along the axis of steps, so that equal ones do not hide each other.
+    """
+    training, validation = panels
+    every = [training_success(run) for run in runs]
+    steps = sorted(set.intersection(*(set(successes) for successes in every)))
+    curves = [smoothed([successes[step] for step in steps]) for successes in every]
+    middle = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+    label = f"{name}: mean of {len(runs)} seeds over {WINDOW} steps; band: the seeds"
+    training.plot(steps, middle, color=colour, label=label)
+    edges = ([edge(values) for values in zip(*curves, strict=True)] for edge in (min, max))
+    training.fill_between(steps, *edges, color=colour, alpha=0.2, linewidth=0)
+    training.set(title="training episodes")
     for run in runs:
-        points = [(line["step"], line[TRAINED]) for line in read_metrics(run) if TRAINED in line]
-        axes.plot(*zip(*points, strict=True), color=colour, alpha=0.35, linewidth=1)
+        rates = {step: mean_and_error(list(results.values()))[0] for step, results in read_validations(run).items()}
+        validation.plot([step + shift for step in rates], list(rates.values()), ".", color=colour, alpha=0.5)
     validations = seed_means(runs)
     figures = [mean_and_error(list(results.values())) for results in validations.values()]
-    axes.errorbar(
-        list(validations), [mean for mean, _ in figures], [error for _, error in figures],
-        fmt="o-", color=colour, capsize=3, label=f"{name}: validation, seeds: {len(runs)}, mean ± standard error",
+    validation.errorbar(
+        [step + shift for step in validations], [mean for mean, _ in figures], [error for _, error in figures],
+        fmt="o-", color=colour, capsize=3, label=f"{name}: mean ± standard error; dots: each seed",
     )  # fmt: skip
-    axes.plot([], [], color=colour, alpha=0.35, linewidth=1, label=f"{name}: training, each seed")
+    validation.set(title="validation tasks")
 
 
 def gain_table(runs: Sequence[Path]) -> list[str]:
@@ -160,6 +201,10 @@ def comparison_table(runs: Sequence[Path], first: str, second: str) -> list[str]
         shown = " | ".join(f"{mean:.1%} ± {error:.1%}" for mean, error in sides)
         mean, error = mean_and_error([ours[step][task] - theirs[step][task] for task in ours[step]])
         rows.append(f"| {step} | {shown} | {mean:+.1%} ± {error:.1%} |")
+    differences = training_differences(runs, first, second)
+    if len(differences) > 1:
+        mean, error = mean_and_error(differences)
+        rows += ["", f"training episodes, {len(differences)} steps of all seeds: {mean:+.1%} ± {error:.1%}"]
     return rows
 
 

@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learning_curves import comparison_table, members, paired_gain, read_metrics, seed_means
+from benchmarks.learning_curves import (
+    comparison_table,
+    draw,
+    members,
+    paired_gain,
+    read_metrics,
+    seed_means,
+    smoothed,
+    training_differences,
+)
 
 
 def _run(folder: Path, name: str, validations: dict[int, list[float]]) -> Path:
     run = folder / name
     (run / "validation").mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
     for step, values in validations.items():
         content = {"split_digest": "abc", "success_by_task": {f"goal {i}": value for i, value in enumerate(values)}}
         (run / "validation" / f"{step}.json").write_text(json.dumps(content))
@@ -43,3 +53,20 @@ def test_a_step_that_was_validated_again_after_a_resume_is_one_line(tmp_path: Pa
     lines = [{"step": 1, "a": 1.0}, {"step": 1, "val/success_rate": 0.5}, {"step": 2, "a": 2.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0, "val/success_rate": 0.5}, {"step": 2, "a": 2.0}]
+
+
+def test_training_is_compared_seed_by_seed_at_the_steps_that_both_have(tmp_path: Path) -> None:
+    runs = []
+    for name, rates in (("a_seed0", [0.5, 0.75, 1]), ("b_seed0", [0.25, 0.75]), ("a_seed1", [0.5]), ("b_seed2", [0])):
+        runs.append(_run(tmp_path, name, {0: [0, 1], 10: [1, 1]}))
+        lines = [{"step": step, "episode/success_rate": rate} for step, rate in enumerate(rates, 1)]
+        (runs[-1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert training_differences(runs, "a", "b") == [0.25, 0.0]
+    assert comparison_table(runs, "a", "b")[-1] == "training episodes, 2 steps of all seeds: +12.5% ± 12.5%"
+    pytest.importorskip("matplotlib")
+    draw(runs, ["a", "b"], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_smoothing_takes_fewer_neighbours_at_the_ends() -> None:
+    assert smoothed([0, 3, 6, 0], width=3) == [1.5, 3, 3, 3]
