@@ -8,7 +8,7 @@
 The environment, its prompts, the rollout loop, the tasks and the files that are written are those of validation in
 training; arguments without dashes are overrides of ppo_trainer.yaml. What has no meaning here (models, optimisers,
 ranks) has no effect. Sampling is ``actor_rollout_ref.rollout.val_kwargs``, ``data.max_response_length`` counts tokens
-and ``data.max_prompt_length`` characters.
+and ``data.max_prompt_length`` characters: a longer prompt shows fewer past steps, then the episode ends.
 
 Tasks are played in blocks of ``data.val_batch_size``. A finished block is kept in ``OUT/parts``: the same command goes
 on with the blocks that are missing.
@@ -49,6 +49,7 @@ _DEFAULTS = (
     "env.rollout.n=1",
     "data.train_batch_size=1",  # the environment's training half, which nobody plays
     "data.max_prompt_length=1000000",
+    "data.truncation=shorten_history",
     "data.dataloader_num_workers=0",
     "trainer.device=cpu",
     "trainer.n_gpus_per_node=1",

@@ -229,7 +229,7 @@ def test_vllms_own_server_plays_webshop(tmp_path):
     port = free_port()
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
-        "embedded", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "16",
+        "embedded", "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "16",
         "--host", "127.0.0.1", "--port", str(port), "--no-enable-chunked-prefill",
     ]  # fmt: skip
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -248,7 +248,7 @@ def test_vllms_own_server_plays_webshop(tmp_path):
             [
                 sys.executable, "-m", "examples.prompt_agent.evaluate", "--base-url", f"http://127.0.0.1:{port}/v1",
                 "--model", "embedded", "--episodes", "16", "--out", str(tmp_path / "out"),
-                "env.env_name=Webshop", "env.max_steps=15", "data.max_response_length=64",
+                "env.env_name=Webshop", "env.max_steps=15", "data.max_response_length=64", "data.max_prompt_length=4000",
                 "actor_rollout_ref.rollout.val_kwargs.temperature=0.4", "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
             ],
             cwd=ROOT, capture_output=True, text=True, timeout=400,
