@@ -10,19 +10,29 @@ import pytest
 import ray
 import torch
 
+from tests.workers.test_reward_model import as_they_are, placed, save_judge, scores_one_by_one
 from tests.workers.tiny import embedded_config, random_rows, save_tiny_model, save_tiny_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, WorkerGroups, create_worker_groups
-from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
+from verl.trainer.ppo.scoring import reward_model_scores
+from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroups]:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_judge(tmp_path_factory.mktemp("judge"))
+
+
+@pytest.fixture(scope="module")
+def groups(judge: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroups]:
     folder = tmp_path_factory.mktemp("model")
     save_tiny_model(folder)
     save_tiny_tokenizer(folder)
     config = embedded_config(
+        "reward_model.enable=true",
+        f"reward_model.model.path={judge}",
+        "reward_model.model.input_tokenizer=null",
         f"actor_rollout_ref.model.path={folder}",
         f"critic.model.path={folder}",
         "actor_rollout_ref.rollout.name=hf",
@@ -33,10 +43,16 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroups]:
         "trainer.n_gpus_per_node=2",
     )
     ray.init(num_cpus=4, include_dashboard=False, address="local")
-    pools = ResourcePoolManager({"pool": [2]}, {Role.ActorRollout: "pool", Role.Critic: "pool"}, use_gpu=False)
-    mapping = {Role.ActorRollout: ray.remote(ActorRolloutRefWorker), Role.Critic: ray.remote(CriticWorker)}
+    workers = {
+        Role.ActorRollout: ActorRolloutRefWorker,
+        Role.Critic: CriticWorker,
+        Role.RewardModel: RewardModelWorker,
+    }
+    pools = ResourcePoolManager({"pool": [2]}, {role: "pool" for role in workers}, use_gpu=False)
+    mapping = {role: ray.remote(worker) for role, worker in workers.items()}
     made = create_worker_groups(config, mapping, pools, use_critic=True)
     made.critic.init_model(10)
+    made.reward_model.init_model(10)
     made.actor_rollout.init_model(10)
     yield made
     made.root.shutdown()
@@ -121,3 +137,9 @@ def test_a_checkpoint_brings_back_policy_critic_and_learning_rate(groups: Worker
         assert torch.equal(getattr(group, read)(rows).batch[column], continued)
         assert again[f"{role}/grad_norm"] == first[f"{role}/grad_norm"]
         assert (Path(path) / "config.json").is_file() and (Path(path) / "tokenizer.json").is_file()
+
+
+def test_the_reward_model_beside_them_judges_rows_that_do_not_divide(groups: WorkerGroups, judge: Path) -> None:
+    rows = random_rows(7)
+    expected = placed(rows, scores_one_by_one(judge, "sequence", as_they_are(rows)))
+    torch.testing.assert_close(reward_model_scores(rows, groups.reward_model), expected, atol=1e-5, rtol=1e-5)
