@@ -10,8 +10,8 @@ installed. The gain is the mean over tasks of (last - first success); its standa
 
 ``--compare A B`` sets the runs named ``A_seed…`` against those named ``B_seed…``. A task's success is then its mean
 over the seeds, and tasks are the sample: the standard error of a curve, and of the difference of two at the same step,
-is that of the mean over tasks. Runs of a seed train on the same tasks at the same step, so the differences of their
-training success are paired as well; steps are the sample there.
+is that of the mean over tasks. Runs of a seed train on the same tasks at the same step, so what they do in training is
+compared seed by seed, with steps as the sample; how far seeds differ from each other is not in that error.
 """
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ COLUMNS = ("val/success_rate", "episode/success_rate", "episode/webshop_task_sco
            "episode/valid_action_ratio", "episode/admissible_action_ratio", "episode/length/mean",
            "actor/entropy_loss", "timing_s/step")
 VALIDATED, TRAINED = "val/success_rate", "episode/success_rate"
+LENGTH = "episode/length/mean"
 WINDOW = 5  # steps over which the training curves of a comparison are averaged
 Successes = dict[str, float]  # of the validation tasks, by name
 
@@ -91,9 +92,9 @@ def members(runs: Sequence[Path], name: str) -> list[Path]:
     return found
 
 
-def training_success(run: Path) -> dict[int, float]:
-    """Success rate of the training episodes by step."""
-    return {int(line["step"]): line[TRAINED] for line in read_metrics(run) if TRAINED in line}
+def training_curve(run: Path, column: str = TRAINED) -> dict[int, float]:
+    """A figure of the training episodes by step."""
+    return {int(line["step"]): line[column] for line in read_metrics(run) if column in line}
 
 
 def smoothed(values: Sequence[float], width: int = WINDOW) -> list[float]:
@@ -103,15 +104,16 @@ def smoothed(values: Sequence[float], width: int = WINDOW) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def training_differences(runs: Sequence[Path], first: str, second: str) -> list[float]:
-    """First minus second, for every seed and every step that both have trained."""
-    differences = []
+def training_differences(runs: Sequence[Path], first: str, second: str, column: str) -> dict[str, list[float]]:
+    """First minus second at every step that both have trained, by what follows the name of a run."""
+    found = {}
     for run in members(runs, first):
-        other = run.with_name(run.name.replace(first, second, 1))
+        seed = run.name.removeprefix(f"{first}_")
+        other = run.with_name(f"{second}_{seed}")
         if other in runs:
-            ours, theirs = training_success(run), training_success(other)
-            differences += [ours[step] - theirs[step] for step in sorted(set(ours) & set(theirs))]
-    return differences
+            ours, theirs = training_curve(run, column), training_curve(other, column)
+            found[seed] = [ours[step] - theirs[step] for step in sorted(set(ours) & set(theirs))]
+    return {seed: differences for seed, differences in found.items() if len(differences) > 1}
 
 
 def write_csv(runs: Sequence[Path], target: Path) -> None:
@@ -159,7 +161,7 @@ def _draw_side(panels: Sequence[Any], runs: Sequence[Path], name: str, colour: s
     ``shift`` moves the validations along the axis of steps, so that equal ones do not hide each other.
     """
     training, validation = panels
-    every = [training_success(run) for run in runs]
+    every = [training_curve(run) for run in runs]
     steps = sorted(set.intersection(*(set(successes) for successes in every)))
     curves = [smoothed([successes[step] for step in steps]) for successes in every]
     middle = [sum(values) / len(values) for values in zip(*curves, strict=True)]
@@ -201,10 +203,17 @@ def comparison_table(runs: Sequence[Path], first: str, second: str) -> list[str]
         shown = " | ".join(f"{mean:.1%} ± {error:.1%}" for mean, error in sides)
         mean, error = mean_and_error([ours[step][task] - theirs[step][task] for task in ours[step]])
         rows.append(f"| {step} | {shown} | {mean:+.1%} ± {error:.1%} |")
-    differences = training_differences(runs, first, second)
-    if len(differences) > 1:
-        mean, error = mean_and_error(differences)
-        rows += ["", f"training episodes, {len(differences)} steps of all seeds: {mean:+.1%} ± {error:.1%}"]
+    return rows
+
+
+def training_table(runs: Sequence[Path], first: str, second: str) -> list[str]:
+    """Differences of success and length of the training episodes, seed by seed."""
+    successes, lengths = (training_differences(runs, first, second, column) for column in (TRAINED, LENGTH))
+    heads = (f"{first} - {second} in training", "steps", "success rate ± standard error", "episode length")
+    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for seed, differences in successes.items():
+        (success, error), (length, spread) = mean_and_error(differences), mean_and_error(lengths[seed])
+        rows.append(f"| {seed} | {len(differences)} | {success:+.1%} ± {error:.1%} | {length:+.2f} ± {spread:.2f} |")
     return rows
 
 
@@ -220,7 +229,7 @@ def main() -> None:
     draw(args.runs, args.compare, args.output / "curves.png")
     tables = ["", *gain_table(args.runs)]
     if args.compare:
-        tables += ["", *comparison_table(args.runs, *args.compare)]
+        tables += ["", *comparison_table(args.runs, *args.compare), "", *training_table(args.runs, *args.compare)]
     logger.info("\n".join([*tables, "", f"split: {', '.join(sorted(split_digests(args.runs)))}"]))
 
 

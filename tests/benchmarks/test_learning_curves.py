@@ -17,6 +17,7 @@ from benchmarks.learning_curves import (
     seed_means,
     smoothed,
     training_differences,
+    training_table,
 )
 
 
@@ -59,10 +60,13 @@ def test_training_is_compared_seed_by_seed_at_the_steps_that_both_have(tmp_path:
     runs = []
     for name, rates in (("a_seed0", [0.5, 0.75, 1]), ("b_seed0", [0.25, 0.75]), ("a_seed1", [0.5]), ("b_seed2", [0])):
         runs.append(_run(tmp_path, name, {0: [0, 1], 10: [1, 1]}))
-        lines = [{"step": step, "episode/success_rate": rate} for step, rate in enumerate(rates, 1)]
+        lines = [
+            {"step": step, "episode/success_rate": rate, "episode/length/mean": 4 * rate}
+            for step, rate in enumerate(rates, 1)
+        ]
         (runs[-1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert training_differences(runs, "a", "b") == [0.25, 0.0]
-    assert comparison_table(runs, "a", "b")[-1] == "training episodes, 2 steps of all seeds: +12.5% ± 12.5%"
+    assert training_differences(runs, "a", "b", "episode/success_rate") == {"seed0": [0.25, 0.0]}
+    assert training_table(runs, "a", "b")[2:] == ["| seed0 | 2 | +12.5% ± 12.5% | +0.50 ± 0.50 |"]
     pytest.importorskip("matplotlib")
     draw(runs, ["a", "b"], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
