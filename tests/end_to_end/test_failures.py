@@ -57,7 +57,7 @@ def test_killed_processes_and_a_full_disk(tmp_path):
         assert f"global_step_{first}: step {first} of" in run.output.replace("\n", " ")
         run.rank(0).rlimit(psutil.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
         assert run.end() == 1
-        assert "failed in save_checkpoint: CheckpointWriteError: " in last_line(run)
+        assert " failed in save_checkpoint" in last_line(run) and ": CheckpointWriteError: the checkpoint " in last_line(run)
         assert "trainer.default_local_dir" in last_line(run)
         assert not run.wait_until_gone()
     second = saved_step(run.folder)
