@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -227,8 +228,14 @@ def test_vllms_own_server_plays_webshop(tmp_path):
     pytest.importorskip("vllm")
     model = ROOT / "agent_system/environments/env_package/webshop/embedded_model"
     port = free_port()
+    # beside a config.json of a Qwen2 model, AutoTokenizer puts Qwen2's text splitting in the place of the file's own
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(model / name, tokenizer)
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokenizer",
+        str(tokenizer), "--served-model-name",
         "embedded", "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "16",
         "--host", "127.0.0.1", "--port", str(port), "--no-enable-chunked-prefill",
     ]  # fmt: skip
