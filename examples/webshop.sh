@@ -21,10 +21,7 @@ train() {
         shift
     fi
     cd "$repository"
-    local python=python3
-    if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
-        python=.venv/bin/python
-    fi
+    source examples/python.sh
     ulimit -u 65536 2>/dev/null || true    # Ray starts many processes
 
     local script val_tasks

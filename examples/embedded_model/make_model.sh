@@ -4,7 +4,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-PYTHON=${PYTHON:-python3}
+if [[ -z "${PYTHON:-}" ]]; then
+    source examples/python.sh
+    PYTHON=$python
+fi
 WORK=${WORK:-outputs/embedded_model}   # everything is written here; the model lands in $WORK/model
 EPISODES=${EPISODES:-24000}
 TOKENS=${TOKENS:-8192}                 # tokens of one micro-batch; 65536 suits a GPU

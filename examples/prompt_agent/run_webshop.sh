@@ -7,11 +7,7 @@
 # Options and overrides are those of examples/prompt_agent/evaluate.py (--help).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-python=python3
-if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
-    python=.venv/bin/python
-fi
+source examples/python.sh
 
 exec "$python" -m examples.prompt_agent.evaluate --episodes 128 \
     env.env_name=Webshop \

@@ -10,7 +10,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-PYTHON=${PYTHON:-python3}
+if [[ -z "${PYTHON:-}" ]]; then
+    source examples/python.sh
+    PYTHON=$python
+fi
 ALGO=${ALGO:-gigpo}
 SEED=${SEED:-0}
 STEPS=${STEPS:-40}

@@ -8,7 +8,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-PYTHON=${PYTHON:-python3}
+if [[ -z "${PYTHON:-}" ]]; then
+    source examples/python.sh
+    PYTHON=$python
+fi
 GGUF=${GGUF:?set GGUF to the file of SmolLM2-135M-Instruct}
 WORK=${WORK:-outputs/smollm2}              # everything is written here; the model lands in $WORK/start
 EPISODES=${EPISODES:-6000}

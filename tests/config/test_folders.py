@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from verl.trainer.config import ConfigError, default_config
-from verl.trainer.config.folders import make_folders
+from verl.trainer.config.folders import hold_run_folder, make_folders
 
 
 def test_folders_are_made_and_left_empty(tmp_path: Path) -> None:
@@ -24,3 +26,21 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path, key:
     with pytest.raises(ConfigError) as caught:
         make_folders(default_config("trainer.save_freq=1", *(f"{name}={value}" for name, value in places.items())))
     assert str(caught.value).startswith(f"{key}={place}: ") and "use another folder" in str(caught.value)
+
+
+def test_a_run_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    other = (
+        "import sys; from verl.trainer.config.folders import hold_run_folder; "
+        f"hold_run_folder({str(tmp_path)!r}); print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another run is writing to this folder"):
+            hold_run_folder(tmp_path, patience=0.0)
+    finally:
+        process.kill()
+        process.communicate()
+    hold_run_folder(tmp_path)  # a run that was killed holds nothing
+    hold_run_folder(tmp_path)  # and a process does not lock itself out
+    assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.convert import to_dataclass
-from verl.trainer.config.errors import ConfigError, nearest, unknown_key_message
+from verl.trainer.config.errors import ConfigError, nearest, several, unknown_key_message
 from verl.trainer.config.failure import failure_report
 from verl.trainer.config.folders import make_folders
 from verl.trainer.config.schema import PPOTrainerConfig
@@ -194,16 +194,18 @@ def _check_values(values: Sequence[Override], known: frozenset[str]) -> tuple[li
 
     ``+key=`` on a key that exists sets it: scripts written when the key was not in the YAML keep working.
     """
-    ready, added = [], []
+    ready, added, problems = [], [], []
     for override in values:
         text = str(override.input_line)
         if override.is_delete():
             raise ConfigError(f"{override.key_or_group} cannot be removed; set another value, such as null.")
         new = [leaf for leaf in _override_leaves(override) if leaf not in known]
         if new and not (override.is_add() or override.is_force_add()):
-            raise ConfigError(unknown_key_message(new[0], known))
+            problems.append(unknown_key_message(new[0], known))
         added.extend(new)
         ready.append("++" + text.lstrip("+") if override.is_add() else text)
+    if problems:
+        raise ConfigError(several(problems))
     return ready, added
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ConfigError(ValueError):
@@ -35,3 +35,10 @@ def unknown_key_message(key: str, candidates: Iterable[str]) -> str:
     meant = nearest(key, candidates)
     hint = f"did you mean {meant}?" if meant else "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
     return f"There is no setting {key}; {hint} (A key of your own is added with a plus: +{key}=...)"
+
+
+def several(problems: Sequence[str]) -> str:
+    """One problem as it is, several as a list with their number."""
+    if len(problems) == 1:
+        return problems[0]
+    return "\n  ".join([f"{len(problems)} settings do not work:", *problems])

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import tempfile
+import time
 from pathlib import Path
 
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema import PPOTrainerConfig
 
 _PROBE_BYTES = 65536  # a disk without room for this has none for the logs either
+_held: dict[str, int] = {}  # run folders of this process, each with the descriptor that locks it
 
 
 def make_folders(config: PPOTrainerConfig) -> None:
     """Make the folders that a run writes to, and write a file that vanishes at once to each.
 
     Raises:
-        ConfigError: a folder cannot be made or written to; better now than when the first file is due.
+        ConfigError: a folder cannot be made or written to, or another run writes to it; better now than when the
+            first file is due.
     """
     trainer = config.trainer
     places = {
@@ -37,3 +42,43 @@ def make_folders(config: PPOTrainerConfig) -> None:
                 f"{key}={place}: the folder cannot be made or written to ({error.strerror}); make room or use another "
                 "folder"
             ) from error
+    hold_run_folder(trainer.run_dir)
+
+
+def hold_run_folder(run_dir: str | os.PathLike[str], patience: float = 5.0) -> None:
+    """Lock the run folder until this process ends, so that two runs never mix their metrics and checkpoints.
+
+    The lock is on the folder itself and leaves no file. A file system that has no locks is taken as it is.
+
+    Args:
+        run_dir: the folder; it exists.
+        patience: seconds to wait for a run that is just ending.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    folder = str(Path(run_dir).expanduser().resolve())
+    if folder in _held:
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    give_up = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                os.close(descriptor)
+                raise ConfigError(
+                    f"trainer.run_dir={run_dir}: another run is writing to this folder; wait for it, stop it, or use "
+                    "another trainer.experiment_name"
+                ) from None
+            time.sleep(0.2)
+            continue
+        except OSError:
+            os.close(descriptor)
+            return
+        _held[folder] = descriptor
+        return

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from verl.trainer.config import machine
-from verl.trainer.config.errors import ConfigError, nearest
+from verl.trainer.config.errors import ConfigError, nearest, several
 from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSES, TRACKERS
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
@@ -35,10 +35,8 @@ def validate(config: PPOTrainerConfig) -> None:
         ConfigError: one line for each rule that is not met.
     """
     problems = [message for rule in RULES for message in rule(config)]
-    if len(problems) == 1:
-        raise ConfigError(problems[0])
     if problems:
-        raise ConfigError("\n  ".join([f"{len(problems)} settings do not work:", *problems]))
+        raise ConfigError(several(problems))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
