@@ -122,6 +122,7 @@ def test_mistakes_end_with_code_2_one_line_and_nothing_written(tmp_path: Path) -
     assert list((tmp_path / "work").iterdir()) == []
     both = run(tmp_path, "data.trian_batch_size=3", "trainer.total_epoch=3").stderr
     assert "2 settings do not work" in both and "data.train_batch_size?" in both and "trainer.total_epochs?" in both
+    assert "ENGINE=... bash" in run(tmp_path, "ENGINE=hf").stderr
     assert run(tmp_path, "--nonsense").returncode == 2
     assert run(tmp_path, "--cfg", "job", "data.trian_batch_size=3").returncode == 2
 

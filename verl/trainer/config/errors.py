@@ -32,6 +32,8 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 def unknown_key_message(key: str, candidates: Iterable[str]) -> str:
     """One line for a key that is not in the configuration."""
+    if key.isupper():
+        return f"There is no setting {key}; an environment variable stands before the command: {key}=... bash ..."
     meant = nearest(key, candidates)
     hint = f"did you mean {meant}?" if meant else "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
     return f"There is no setting {key}; {hint} (A key of your own is added with a plus: +{key}=...)"

@@ -16,7 +16,15 @@ from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSE
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
-from verl.trainer.config.validate_numbers import at_least, check_numbers, check_optim, check_sampling, check_schedule
+from verl.trainer.config.validate_numbers import (
+    at_least,
+    check_covariance_losses,
+    check_lora,
+    check_numbers,
+    check_optim,
+    check_sampling,
+    check_schedule,
+)
 from verl.trainer.config.validate_rewards import check_groups, check_overlong, check_reward_model
 
 __all__ = ["notices", "validate"]
@@ -102,8 +110,8 @@ def check_names(config: PPOTrainerConfig) -> Iterator[str]:
             meant = nearest(name, known)
             yield (
                 f"{key}={name} is not known; "
-                + (f"did you mean {meant}? " if meant else "")
-                + f"There are {', '.join(known)}; a module that registers one of your own goes into "
+                + (f"did you mean {meant}? There are " if meant else "there are ")
+                + f"{', '.join(known)}; a module that registers one of your own goes into "
                 "actor_rollout_ref.model.external_lib"
             )
     # the registry's rule: a name means an environment that is part of it, in any case
@@ -318,6 +326,8 @@ RULES: tuple[Rule, ...] = (
     check_overlong,
     check_reward_model,
     check_numbers,
+    check_covariance_losses,
+    check_lora,
     check_sampling,
     check_optim,
     check_schedule,
