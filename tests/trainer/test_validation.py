@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.validation import success_by_task, validation_metrics
+from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
 from verl.utils.row_arrays import object_array
 
 EPISODES = [("a", "task1", 3, 1.0), ("b", "task2", 1, 0.0), ("c", "task1", 2, 0.0)]  # name, task, steps, success
@@ -55,3 +55,14 @@ def test_an_episode_whose_first_prompt_does_not_fit_is_a_failure():
 
 def test_a_task_that_is_played_several_times_has_the_mean():
     assert success_by_task(rows(), [("task2", "text"), ("task3", "text")]) == {"task1": 0.5, "task2": 0.0, "task3": 0.0}
+
+
+def test_the_closing_line_says_what_a_run_brought() -> None:
+    before, after = {"val/success_rate": 0.336}, {"val/success_rate": 0.578}
+    line = closing_line(15, 15, before, after, "run")
+    assert line == (
+        "finished at step 15; val/success_rate was 0.336 at step 0 and is 0.578 now; every figure is in run/metrics.jsonl"
+    )
+    assert "val/success_rate is 0.578;" in closing_line(15, 5, {}, after, "run")  # resumed without a first validation
+    assert "success_rate" not in closing_line(15, 15, before, {}, "run")  # never validated afterwards
+    assert "nothing was left to do" in closing_line(15, 0, {}, {}, "run")

@@ -38,7 +38,7 @@ from verl.trainer.ppo.scoring import score_rows
 from verl.trainer.ppo.termination import TerminationGuard, end_all
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
-from verl.trainer.ppo.validation import success_by_task, validation_metrics
+from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -145,16 +145,19 @@ class RayPPOTrainer:
             self.tracker.finish()
 
     def _train(self) -> dict[str, float]:
+        first_val: dict[str, float] = {}
         last_val: dict[str, float] = {}
+        first_step = self.global_steps
         assert self.startup is not None, "training starts once"
         with self.startup.part("probe"):
             self._verify_weight_sync()
         self.startup.mark("ready")
         logger.info("seconds of the start-up: %s", self.startup)
         if self.config.trainer.val_before_train and self.val_envs is not None:
-            last_val = self._validate()
+            first_val = last_val = self._validate()
             self.tracker.log(last_val, step=self.global_steps)
             if self.config.trainer.val_only:
+                logger.info(closing_line(self.global_steps, 0, {}, last_val, self.config.trainer.run_dir))
                 return last_val
         with TerminationGuard() as guard:
             for state_before, shell in self._batches():
@@ -187,6 +190,9 @@ class RayPPOTrainer:
                 if is_last or guard.requested:
                     break
         guard.raise_if_requested(self.global_steps, self.checkpoint_root)
+        trained = self.global_steps - first_step
+        final = {} if trained and last_val is first_val else last_val  # the first one says nothing of what was trained
+        logger.info(closing_line(self.global_steps, trained, first_val, final, self.config.trainer.run_dir))
         return last_val
 
     def _batches(self) -> Iterator[tuple[TrainerState, DataProto]]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,3 +101,25 @@ def choose_samples(samples: list[Sample], count: int) -> list[Sample]:
     ordered = sorted(samples, key=lambda sample: sample.prompt)
     np.random.RandomState(42).shuffle(ordered)  # type: ignore[arg-type]
     return ordered[:count]
+
+
+def closing_line(
+    step: int, trained: int, before: Mapping[str, float], after: Mapping[str, float], run_dir: str
+) -> str:
+    """The last line of a run: how far it got, success before and after, where the figures are.
+
+    Args:
+        step: the step it ends at.
+        trained: steps that this process trained.
+        before, after: metrics of its first and its last validation; empty where it made none.
+        run_dir: the run folder.
+    """
+    key = "val/success_rate"
+    parts = [f"finished at step {step}"]
+    if key in before and key in after and trained:
+        parts.append(f"{key} was {before[key]:.3f} at step {step - trained} and is {after[key]:.3f} now")
+    elif key in after:
+        parts.append(f"{key} is {after[key]:.3f}")
+    elif not trained:
+        parts.append("nothing was left to do (trainer.total_epochs sets the number of steps)")
+    return "; ".join([*parts, f"every figure is in {run_dir}/metrics.jsonl"])
