@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class EpisodeRewardManager:
         normalize_by_length: divide the episode reward by the number of steps.
         compute_score: the user's own score of a row instead of the episode reward, called as
             ``compute_score(data_source=…, solution_str=…, ground_truth=None, extra_info=…)`` with the response text and
-            the row's figures.
+            the row's figures; it returns a finite number, or a dict with one as ``score``.
     """
 
     def __init__(
@@ -54,6 +55,9 @@ class EpisodeRewardManager:
         Returns:
             float32 ``(rows, response_length)``, zero but for the last response token of each row; with ``return_dict``
             ``{"reward_tensor": that, "reward_extra_info": {}}``.
+
+        Raises:
+            ValueError: the user's own score of a row is no finite number; its trajectory is named.
         """
         scores = data.batch["rm_scores"] if "rm_scores" in data.batch.keys() else self._scores(data)
         return {"reward_tensor": scores, "reward_extra_info": {}} if return_dict else scores
@@ -82,14 +86,24 @@ class EpisodeRewardManager:
         assert self.compute_score is not None, "only called with a score function"
         columns = data.non_tensor_batch
         extra = {key: values[row] for key, values in columns.items() if key not in ("prompt_ids", "anchor_obs")}
-        return float(
-            self.compute_score(
-                data_source=_source(columns, row),
-                solution_str=self._response_text(data, row, length),
-                ground_truth=None,
-                extra_info=extra,
-            )
+        score = self.compute_score(
+            data_source=_source(columns, row),
+            solution_str=self._response_text(data, row, length),
+            ground_truth=None,
+            extra_info=extra,
         )
+        score = score.get("score") if isinstance(score, dict) else score
+        try:
+            value = float(score)
+        except (TypeError, ValueError):
+            value = math.nan
+        if isinstance(score, (str, bytes)) or not math.isfinite(value):
+            trajectory = columns["traj_uid"][row] if "traj_uid" in columns else f"row {row}"
+            raise ValueError(
+                f"custom_reward_function gave {score!r} for {trajectory}, not a finite number: it has to return one "
+                "for every row"
+            )
+        return value
 
     def _examine(self, data: DataProto, scores: torch.Tensor, lengths: torch.Tensor) -> None:
         """Logs a few rows as text."""

@@ -70,6 +70,18 @@ def test_an_own_score_replaces_the_episode_reward():
     assert scores.sum(-1).tolist() == [13.0, 1.0, 14.0, 0.0]
 
 
+def test_an_own_score_may_come_in_a_dict():
+    manager = EpisodeRewardManager(ByteTokenizer(), num_examine=0, compute_score=lambda **_: {"score": 2, "why": "x"})
+    assert manager(rows()).sum(-1).tolist() == [2.0, 2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("score", [None, "0.5", {}, float("nan"), [1.0]])
+def test_an_own_score_that_is_no_number_is_named(score):
+    manager = EpisodeRewardManager(ByteTokenizer(), num_examine=0, compute_score=lambda **_: score)
+    with pytest.raises(ValueError, match="custom_reward_function gave .*not a finite number"):
+        manager(rows())
+
+
 @pytest.mark.parametrize("make", [rows, padded_rows])
 def test_at_most_num_examine_samples_are_logged(make, caplog):
     manager = EpisodeRewardManager(ByteTokenizer(), num_examine=2)

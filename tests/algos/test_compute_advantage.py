@@ -217,6 +217,33 @@ def test_external_lib_says_what_is_wrong(tmp_path: Path) -> None:
         import_external_lib(str(broken))
 
 
+ONES = torch.ones(5, 4)  # as large as fixture F
+WRONG_RESULTS = {
+    "nothing": (None, "returned NoneType, not the pair"),
+    "one_tensor": (ONES, "returned Tensor, not the pair"),
+    "a_value_per_row": ((ONES[:, 0], ONES[:, 0]), r"advantages as a torch.float32 tensor \(5,\).*\(5, 4\)"),
+    "integers": ((ONES, ONES.long()), "returns as a torch.int64 tensor"),
+    "lists": ((ONES.tolist(), ONES), "advantages as "),
+    "not_a_number": ((ONES, torch.full((5, 4), math.nan)), "what it returned as returns is nan in trajectory t1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RESULTS)
+def test_an_own_estimator_that_returns_something_else_is_named(name: str) -> None:
+    result, said = WRONG_RESULTS[name]
+    register_adv_est(f"test_returns_{name}")(lambda inputs: result)
+    with pytest.raises(ValueError, match=f"algorithm.adv_estimator=test_returns_{name}.*{said}"):
+        compute_advantage(batch(), algorithm_config(f"test_returns_{name}"))
+
+
+def test_what_an_own_estimator_says_of_masked_positions_does_not_matter() -> None:
+    register_adv_est("test_fills_everything")(
+        lambda inputs: (torch.where(inputs.response_mask.bool(), 2.0, math.nan),) * 2
+    )
+    data = compute_advantage(batch(), algorithm_config("test_fills_everything"))
+    assert torch.equal(data.batch["advantages"], 2.0 * data.batch["response_mask"])
+
+
 def test_an_estimator_sees_further_columns() -> None:
     data = batch(difficulty=objects(range(5)))
 

@@ -11,10 +11,11 @@ from algos_support import actor_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.trainer.ppo.aggregation import agg_loss
+from verl.trainer.ppo.aggregation import PolicyLossOutput, agg_loss, metric_sum
 from verl.trainer.ppo.core_algos import compute_policy_loss, compute_policy_loss_gspo
 from verl.trainer.ppo.policy_loss import (
     apply_truncated_importance_sampling,
+    check_policy_loss_output,
     get_policy_loss_fn,
     policy_loss_names,
     register_policy_loss,
@@ -258,6 +259,24 @@ def test_truncated_importance_sampling_needs_rollout_log_probs() -> None:
 
 
 # --------------------------------------------------------------- registry
+
+
+def test_an_own_loss_that_returns_something_else_is_named() -> None:
+    log_prob = OLD.clone().requires_grad_()
+    loss = -ADVANTAGES * log_prob
+    good = PolicyLossOutput(loss=loss, metrics={"mine/mean": metric_sum(loss, MASK)})
+    assert check_policy_loss_output(good, log_prob, "mine") is good
+    check_policy_loss_output(PolicyLossOutput(loss=loss.detach()), log_prob.detach(), "mine")
+    for output, said in (
+        (None, "returned NoneType, not PolicyLossOutput"),
+        (loss, "returned Tensor, not PolicyLossOutput"),
+        (PolicyLossOutput(loss=loss.mean()), r"of shape \(\), not one value per token.*\(2, 3\)"),
+        (PolicyLossOutput(loss=1.0), "of shape float"),
+        (PolicyLossOutput(loss=loss.detach()), "does not depend on log_prob"),
+        (PolicyLossOutput(loss=loss, metrics={"mine/mean": 0.5}), "metric mine/mean has to be a pair"),
+    ):
+        with pytest.raises(ValueError, match=f"actor.policy_loss.loss_mode=mine.*{said}"):
+            check_policy_loss_output(output, log_prob, "mine")
 
 
 def test_unknown_loss_lists_what_there_is() -> None:

@@ -82,6 +82,27 @@ RULES = [
     ([f"{ACTOR}.clip_ratio_c=1.0"], "has to be greater than 1"),
     ([f"{ACTOR}.clip_ratio_low=-0.1"], "has to be at least 0"),
     ([f"{ACTOR}.tis_cap=0"], "null turns the correction off"),
+    ([f"{ACTOR}.policy_loss.clip_cov_ratio=-1"], "clip_cov_ratio=-1 has to lie in [0, 1]"),
+    ([f"{ACTOR}.policy_loss.kl_cov_ratio=2"], "kl_cov_ratio=2 has to lie in [0, 1]"),
+    ([f"{ACTOR}.policy_loss.clip_cov_lb=5", f"{ACTOR}.policy_loss.clip_cov_ub=1"], "such as 1 and 5"),
+    ([f"{ACTOR}.policy_loss.ppo_kl_coef=-1"], "has to be at least 0"),
+    ([f"{ACTOR}.kl_loss_coef=-1"], "has to be at least 0"),
+    ([f"{ACTOR}.invalid_action_penalty_coef=-1"], "has to be at least 0"),
+    (["algorithm.kl_ctrl.kl_coef=-1"], "has to be at least 0"),
+    (["algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.target_kl=0"], "such as 0.1"),
+    (["algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=0"], "such as 10000"),
+    (["algorithm.pf_ppo.weight_pow=-1"], "has to be at least 0"),
+    (["algorithm.hgpo.history_length=-1"], "algorithm.hgpo.history_length=-1 has to be at least 0"),
+    (["actor_rollout_ref.model.lora_rank=-1"], "has to be at least 0"),
+    (["critic.model.lora_rank=-1"], "has to be at least 0"),
+    (["critic.model.lora_rank=8", "critic.model.lora_alpha=0"], "has to be greater than 0"),
+    (["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules=[]"], "use all-linear"),
+    (["critic.model.path=null"], "critic.model.path is not set"),
+    (["critic.model.path=/nowhere/model"], "critic.model.path=/nowhere/model: there is no folder"),
+    (["critic.cliprange_value=0"], "critic.cliprange_value=0 has to be greater than 0"),
+    (["trainer.critic_warmup=-1"], "has to be at least 0"),
+    ([f"{ROLLOUT}.temperature=inf"], "greater than 0 and finite"),
+    ([f"{ACTOR}.optim.min_lr_ratio=2"], "has to lie in [0, 1], or null"),
     (["algorithm.gigpo.similarity_thresh=1.0"], "has to lie between 0 and 1"),
     (["algorithm.gamma=1.5"], "algorithm.gamma=1.5 has to lie in [0, 1]"),
     (["algorithm.adv_estimator=gigp"], "did you mean gigpo?"),
@@ -286,4 +307,9 @@ def test_a_node_without_effect_names_the_keys_that_were_changed(sound: list[str]
 def test_other_notices() -> None:
     assert "counts only where" in notices(default_config(f"{ACTOR}.clip_ratio=0.3"))[0]
     assert "no effect with rollout.name=hf" in notices(default_config(f"{ROLLOUT}.name=hf"))[0]
-    assert "groups of one" in notices(default_config("algorithm.adv_estimator=gigpo"))[0]
+    for estimator in ("gigpo", "reinforce_plus_plus_baseline"):
+        assert "groups of one" in notices(default_config(f"algorithm.adv_estimator={estimator}"))[0]
+    without_critic = "algorithm.adv_estimator=reinforce_plus_plus"
+    assert "only with gae" in notices(default_config("algorithm.use_pf_ppo=true", without_critic))[0]
+    assert "no critic to wait for" in notices(default_config("trainer.critic_warmup=5", without_critic))[0]
+    assert notices(default_config("algorithm.use_pf_ppo=true", "trainer.critic_warmup=5")) == []

@@ -18,7 +18,7 @@ from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer
 from verl.trainer.config import ConfigError
 from verl.trainer.config.schema.offline import EvaluationConfig, GenerationConfig
 from verl.trainer.config.tool import compose_tool
-from verl.trainer.main_eval import read_rows, score_rows, summarise
+from verl.trainer.main_eval import read_rows, run_eval, score_rows, summarise
 from verl.trainer.main_generation import check, collect, prompt_ids, read_table, write_table
 from verl.workers.rollout.base import RolloutResult
 
@@ -136,6 +136,16 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         write_table(pa.table({"a": [1]}), tmp_path / "file" / "out.parquet")
 
 
+def test_an_output_that_could_not_be_written_ends_the_run_before_it_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, said in ((tmp_path, "is a folder; give a file"), (tmp_path / "file" / "a" / "b", "is a file, not a folder")):
+        with pytest.raises(ConfigError, match=said):
+            check(generation(f"data.output_path={path}"))
+        with pytest.raises(ConfigError, match=said):
+            run_eval(evaluation("nowhere.parquet", f"data.output_path={path}"))
+    check(generation(f"data.output_path={tmp_path / 'new' / 'out.parquet'}"))
+
+
 # ------------------------------------------------------------------ scoring
 
 
@@ -175,10 +185,17 @@ def test_the_function_sees_source_response_and_truth(tmp_path):
 
 def test_a_function_that_fails_names_the_row(tmp_path):
     name = write_prompts(tmp_path, data_source=["s"], responses=[["4"]])
-    for body, said in (("return None", "gave None"), ("return float('nan')", "gave nan"), ("return 1 / 0", "raised ZeroDivisionError")):
+    for body, said in (("return None", "gave None"), ("return float('nan')", "gave nan"), ("return 1 / 0", "raised ZeroDivisionError"),
+                       ("return '1'", "gave '1'"), ("return object()", "gave <object"), ("return {'score': {}}", "gave {}"),
+                       ("import numpy; return numpy.ones(2)", "gave array"), ("raise SystemExit(0)", "raised SystemExit")):
         config = evaluation(name, reward_file(tmp_path, f"def compute_score(*parts):\n    {body}\n"))
         with pytest.raises(RuntimeError, match=rf"row 0 \(s\): the function {said}"):
             score_rows(config, read_rows(config))
+    for body, said in (("raise SystemExit(0)", "cannot be imported: SystemExit: 0 .*reward.py, line 1"), ("compute_score = 3", "defines no such")):
+        with pytest.raises(ConfigError, match=said):
+            run_eval(evaluation(name, reward_file(tmp_path, body)))
+    with pytest.raises(ConfigError, match="reward_timeout=0 has to be greater than 0"):
+        run_eval(evaluation(name, "reward_timeout=0"))
     with pytest.raises(ConfigError, match="custom_reward_function.path is not set"):
         score_rows(evaluation(name), [])
     with pytest.raises(ConfigError, match="row 0 holds no list of texts"):

@@ -204,6 +204,15 @@ def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_stops(model_path: s
         actor.update_policy(rows)
 
 
+def test_truncated_importance_sampling_without_rollout_log_probs_ends_with_the_key(model_path: str) -> None:
+    rows = random_rows(ROWS)
+    del rows.batch["rollout_log_probs"]
+    module = _module(model_path)
+    actor = DataParallelPPOActor(actor_config(tis_cap=2.0), module, torch.optim.SGD(module.parameters(), lr=1.0))
+    with pytest.raises(ValueError, match="actor.tis_cap=2 needs rollout_log_probs.*actor.tis_cap=null"):
+        actor.update_policy(rows)
+
+
 def _critic_update(path: str, budget: int) -> tuple[dict, dict, torch.Tensor]:
     rows = random_rows(ROWS)
     rows.batch["mini_batch"] = torch.arange(ROWS) % 2

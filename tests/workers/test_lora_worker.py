@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from tests.workers.tiny import embedded_config, random_rows, save_tiny_model, save_tiny_tokenizer
+from tests.workers.tiny import embedded_config, random_rows, save_tiny_model, save_tiny_tokenizer, tiny_config
+from verl.models.lora import LoraSettings, add_lora
 from verl.utils.checkpoint.hf_export import full_parameters
 from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
@@ -19,6 +21,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(folder)
     save_tiny_tokenizer(folder)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ("nonsense", "nonsense not found"),
+        (("q_proj", "w_proj"), "no module is called w_proj"),
+        (("q_proj", "lm_head"), "lm_head is no linear layer of the decoder"),
+        (("embed_tokens",), "model.embed_tokens is no linear layer"),
+        (("norm",), "norm is no linear layer|is not supported"),
+        ("[q", "unterminated"),
+    ],
+)
+@pytest.mark.parametrize(("head", "key"), [(None, "model.target_modules"), ("score", "critic.model.target_modules")])
+def test_targets_that_could_not_learn_are_refused(targets, said: str, head: str | None, key: str) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config())
+    with pytest.raises(ValueError, match=f"^{key}=.*({said}).*use all-linear, or .*k_proj.*q_proj"):
+        add_lora(model, LoraSettings(rank=2, alpha=4.0, target_modules=targets, head=head))
 
 
 @pytest.fixture(scope="module")

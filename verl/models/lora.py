@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,55 @@ class LoraSettings:
 
 
 def add_lora(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Inject trainable adapters and freeze the rest but the head of ``settings``, in place."""
+    """Inject trainable adapters and freeze the rest but the head of ``settings``, in place.
+
+    Raises:
+        ValueError: ``target_modules`` names something that is no linear layer of the decoder.
+    """
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(settings.peft_config(), model, adapter_name=ADAPTER)
+    try:
+        inject_adapter_in_model(settings.peft_config(), model, adapter_name=ADAPTER)
+    except (ValueError, re.error) as error:
+        raise ValueError(_refusal(model, settings, str(error).split(". ")[0])) from error
+    _check_targets(model, settings)
     for name, param in model.named_parameters():
         param.requires_grad_(settings.trains(name))
         param.data = param.data.to(model.dtype) if not param.is_meta else param.data
     return model
+
+
+def _check_targets(model: nn.Module, settings: LoraSettings) -> None:
+    """Every adapter sits on a linear layer that the packed forward runs, and every name that was listed has one.
+
+    peft takes a list of which a single name fits; and the packed forward reads the weight of the output layer, so that
+    an adapter there would never learn.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    targets = settings.target_modules
+    listed = [] if isinstance(targets, str) else targets
+    absent = [one for one in listed if not any(name == one or name.endswith(f".{one}") for name in adapted)]
+    if absent:
+        raise ValueError(_refusal(model, settings, f"no module is called {absent[0]}"))
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for name, module in adapted.items():
+        if module is output or not isinstance(module.get_base_layer(), nn.Linear):
+            raise ValueError(_refusal(model, settings, f"{name} is no linear layer of the decoder"))
+
+
+def _refusal(model: nn.Module, settings: LoraSettings, reason: str) -> str:
+    key = "critic.model.target_modules" if settings.head else "model.target_modules"
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    linear = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "base_layer", module), nn.Linear) and module is not output
+    }
+    names = ", ".join(sorted(linear - {"base_layer", ADAPTER, settings.head}))
+    given = settings.target_modules if isinstance(settings.target_modules, str) else list(settings.target_modules)
+    return f"{key}={given}: {reason}; use all-linear, or a list of the decoder's linear layers ({names})"
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ import numpy as np
 
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.schema.offline import EvaluationConfig
-from verl.trainer.config.tool import tool_main
+from verl.trainer.config.tool import output_problem, tool_main
 from verl.trainer.main_generation import read_table
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,11 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
         RuntimeError: the function raised, or gave something else than a finite number.
         TimeoutError: it did not finish a row within ``reward_timeout``.
     """
+    output = config.data.output_path
+    if output and (problem := output_problem("data.output_path", output)):
+        raise ConfigError(problem)
+    if config.reward_timeout <= 0:
+        raise ConfigError(f"reward_timeout={config.reward_timeout:g} has to be greater than 0, in seconds")
     rows = read_rows(config)
     load_reward(config)  # a mistake in the file is told here, not by a worker
     import ray
@@ -64,12 +69,15 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
     finally:
         ray.shutdown()
     figures = summarise([row["data_source"] for row in rows], scores)
-    if config.data.output_path:
+    if output:
         from verl.trainer.ppo.trainer_checkpoint import write_atomically
 
-        path = Path(config.data.output_path).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(figures, indent=1))
+        path = Path(output).expanduser()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(figures, indent=1))
+        except OSError as error:
+            raise ConfigError(f"data.output_path={output} cannot be written: {error}") from error
     return figures
 
 
@@ -136,12 +144,16 @@ def _one_score(function: Callable[..., Any], row: dict[str, Any], response: str,
     where = f"custom_reward_function.path: row {row['number']} ({row['data_source']})"
     try:
         result = function(row["data_source"], response, row["ground_truth"], **extra)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RuntimeError(f"{where}: the function raised {error!r}") from error
     value = result.get("score") if isinstance(result, dict) else result
-    if isinstance(value, (list, tuple, str)) or value is None or not math.isfinite(float(value)):
+    try:
+        score = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError):  # of numbers, NumPy and torch
+        score = math.nan
+    if not math.isfinite(score):
         raise RuntimeError(f"{where}: the function gave {value!r}, not a finite number")
-    return float(value)
+    return score
 
 
 def _takes_extra(function: Callable[..., Any]) -> bool:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.schema.offline import GenerationConfig
-from verl.trainer.config.tool import tool_main
+from verl.trainer.config.tool import output_problem, tool_main
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ def check(config: GenerationConfig) -> None:
             f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine shows {visible_gpus()} GPU(s); use "
             "so many, or trainer.device=cpu"
         )
+    if data.output_path and (problem := output_problem("data.output_path", data.output_path)):
+        problems.append(problem)
     if problems:
         raise ConfigError("\n  ".join(problems))
 

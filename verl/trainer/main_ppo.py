@@ -69,6 +69,7 @@ class TaskRunner:
     def run(self, config: PPOTrainerConfig) -> dict[str, float]:
         from agent_system.environments.env_manager import make_envs
         from agent_system.multi_turn_rollout import TrajectoryCollector
+        from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
         from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
         from verl.trainer.ppo.reward import load_reward_manager
         from verl.utils.dataset.rl_dataset import collate_fn
@@ -79,6 +80,8 @@ class TaskRunner:
 
         model = config.actor_rollout_ref.model
         import_external_lib(model.external_lib)
+        get_adv_estimator_fn(config.algorithm.adv_estimator)  # names that nobody registered end the run here
+        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         local_path = copy_to_local(model.path, use_shm=model.use_shm, key="actor_rollout_ref.model.path")
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
         train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)

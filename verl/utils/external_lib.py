@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +42,8 @@ def _import_one(name: str) -> ModuleType:
             raise ValueError(
                 f"external_lib={name}: {error}; give a file (ending in .py) or an importable module"
             ) from error
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"external_lib={name} fails with {what_failed(error)}") from error
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"external_lib={name}: there is no file {path}")
@@ -54,8 +57,17 @@ def _import_one(name: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise ValueError(f"external_lib={name} fails with {type(error).__name__}: {error}") from error
+        raise ValueError(f"external_lib={name} fails with {what_failed(error)}") from error
     logger.info("imported %s", path)
     return module
+
+
+def what_failed(error: BaseException) -> str:
+    """One line about an error in a user's file: kind, message, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames and frames[-1].lineno else ""
+    if isinstance(error, SyntaxError):  # its message has the place
+        where = ""
+    return f"{type(error).__name__}: {error}{where}"

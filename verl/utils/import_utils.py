@@ -94,7 +94,7 @@ def load_extern_type(file_path: str | Path | None, type_name: str) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         raise RuntimeError(f"Error loading module from {str(file_path)!r}: {error}") from error
     if not hasattr(module, type_name):

@@ -19,6 +19,7 @@ _CHAT = "environments render the prompts"
 _TEXT = "models read text only"
 _BUFFERS = "buffers keep their dtype"
 _REWARD = "rewards come from the environment, reward_model.enable is false"
+_COMPARING = ("grpo", "gigpo", "hgpo", "rloo", "reinforce_plus_plus_baseline")
 _OWN_ENVIRONMENT = "no such environment ships; one of your own may read it"
 
 NO_EFFECT: dict[str, str] = {
@@ -109,10 +110,17 @@ def notices(config: PPOTrainerConfig) -> list[str]:
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size} has no effect "
             "with rollout.name=hf and counts as 1: each rank has an engine of its own"
         )
-    if config.env.rollout.n == 1 and config.algorithm.adv_estimator in ("grpo", "gigpo", "hgpo", "rloo"):
+    estimator = config.algorithm.adv_estimator
+    if config.env.rollout.n == 1 and estimator in _COMPARING:
         lines.append(
-            f"env.rollout.n=1 makes groups of one, in which {config.algorithm.adv_estimator} cannot compare; "
-            "use env.rollout.n=8"
+            f"env.rollout.n=1 makes groups of one, in which {estimator} cannot compare; use env.rollout.n=8"
+        )
+    if config.algorithm.use_pf_ppo and not config.uses_critic:
+        lines.append(f"algorithm.use_pf_ppo has no effect with algorithm.adv_estimator={estimator}, only with gae")
+    if config.trainer.critic_warmup > 1 and not config.uses_critic:
+        lines.append(
+            f"trainer.critic_warmup={config.trainer.critic_warmup} keeps the actor from learning before that step, and "
+            f"algorithm.adv_estimator={estimator} has no critic to wait for; use trainer.critic_warmup=0"
         )
     return lines
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -37,6 +39,19 @@ def compose_tool(node_type: type[NodeT], config_name: str, overrides: Sequence[s
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
     return node_from_dict(node_type, plain, added_keys=[str(key) for key in plain.get("added_keys") or []])
+
+
+def output_problem(key: str, name: str) -> str | None:
+    """Why a file could not be written in the end, asked before the work begins; None if it could."""
+    path = Path(name).expanduser().absolute()
+    if path.is_dir():
+        return f"{key}={name} is a folder; give a file"
+    above = next(folder for folder in path.parents if folder.exists())
+    if not above.is_dir():
+        return f"{key}={name}: {above} is a file, not a folder"
+    if not os.access(above, os.W_OK):
+        return f"{key}={name}: {above} cannot be written to"
+    return None
 
 
 def tool_main(

@@ -16,7 +16,15 @@ from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSE
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
-from verl.trainer.config.validate_numbers import at_least, check_numbers, check_optim, check_sampling, check_schedule
+from verl.trainer.config.validate_numbers import (
+    at_least,
+    check_covariance_losses,
+    check_lora,
+    check_numbers,
+    check_optim,
+    check_sampling,
+    check_schedule,
+)
 from verl.trainer.config.validate_rewards import check_groups, check_overlong, check_reward_model
 
 __all__ = ["notices", "validate"]
@@ -318,6 +326,8 @@ RULES: tuple[Rule, ...] = (
     check_overlong,
     check_reward_model,
     check_numbers,
+    check_covariance_losses,
+    check_lora,
     check_sampling,
     check_optim,
     check_schedule,

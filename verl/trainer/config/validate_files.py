@@ -15,8 +15,14 @@ _PREPARE = "python -m examples.data_preprocess.prepare --mode text"
 
 
 def check_model(config: PPOTrainerConfig) -> Iterator[str]:
-    """The model folder, where the path names one on this machine."""
-    key, path = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
+    """The folders of policy and critic, where the paths name some on this machine."""
+    policy, critic = config.actor_rollout_ref.model.path, config.critic.model.path
+    yield from _check_model_path("actor_rollout_ref.model.path", policy)
+    if config.uses_critic and critic != policy:
+        yield from _check_model_path("critic.model.path", critic)
+
+
+def _check_model_path(key: str, path: str | None) -> Iterator[str]:
     if not path:
         yield f"{key} is not set; use a model folder, a hub name such as Qwen/Qwen2.5-1.5B-Instruct, or preset=embedded"
         return

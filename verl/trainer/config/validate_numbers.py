@@ -39,18 +39,60 @@ def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
         value = getattr(actor, name)
         if value is not None and value <= 0:
             yield f"{_ACTOR}.{name}={value:g} has to be greater than 0; {instead}"
-    if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.horizon <= 0:
-        yield f"algorithm.kl_ctrl.horizon={algorithm.kl_ctrl.horizon} has to be greater than 0, such as 10000"
+    for name, value, usual in (
+        ("horizon", algorithm.kl_ctrl.horizon, "10000"),
+        ("target_kl", algorithm.kl_ctrl.target_kl, "0.1"),
+    ):
+        if algorithm.kl_ctrl.type == "adaptive" and value <= 0:
+            yield f"algorithm.kl_ctrl.{name}={value:g} has to be greater than 0, such as {usual}"
+    yield from at_least(
+        [
+            ("algorithm.kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef),
+            ("algorithm.pf_ppo.weight_pow", algorithm.pf_ppo.weight_pow),
+            ("algorithm.hgpo.history_length", algorithm.hgpo.history_length),
+            (f"{_ACTOR}.kl_loss_coef", actor.kl_loss_coef),
+            (f"{_ACTOR}.invalid_action_penalty_coef", actor.invalid_action_penalty_coef),
+        ],
+        lowest=0,
+    )
+
+
+def check_covariance_losses(config: PPOTrainerConfig) -> Iterator[str]:
+    """Shares and bounds of Clip-Cov and KL-Cov."""
+    key, loss = f"{_ACTOR}.policy_loss", config.actor_rollout_ref.actor.policy_loss
+    for name in ("clip_cov_ratio", "kl_cov_ratio"):
+        share = getattr(loss, name)
+        if not 0 <= share <= 1:
+            yield f"{key}.{name}={share:g} has to lie in [0, 1]: a share of the tokens, such as 0.0002"
+    if not loss.clip_cov_lb < loss.clip_cov_ub:
+        yield (
+            f"{key}.clip_cov_lb={loss.clip_cov_lb:g} has to be less than {key}.clip_cov_ub={loss.clip_cov_ub:g}, such "
+            "as 1 and 5"
+        )
+    yield from at_least([(f"{key}.ppo_kl_coef", loss.ppo_kl_coef)], lowest=0)
+
+
+def check_lora(config: PPOTrainerConfig) -> Iterator[str]:
+    """Adapters of policy and critic."""
+    nodes = [("actor_rollout_ref.model", config.actor_rollout_ref.model)]
+    nodes += [("critic.model", config.critic.model)] if config.uses_critic else []
+    for key, model in nodes:
+        yield from at_least([(f"{key}.lora_rank", model.lora_rank)], lowest=0)
+        if model.lora_rank > 0 and model.lora_alpha <= 0:
+            yield f"{key}.lora_alpha={model.lora_alpha:g} has to be greater than 0: it scales what the adapters add"
+        if model.lora_rank > 0 and not model.target_modules:
+            yield f"{key}.target_modules is empty; use all-linear, or a list such as [q_proj,v_proj]"
 
 
 def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:
     """Sampling and the engine's limits."""
     rollout = config.actor_rollout_ref.rollout
     validation = rollout.val_kwargs
-    if rollout.temperature <= 0:
+    if not 0 < rollout.temperature < math.inf:
         yield (
-            f"{_ROLLOUT}.temperature={rollout.temperature:g} has to be greater than 0: the log-probabilities of an "
-            f"update are taken at it; use 1.0, and {_ROLLOUT}.do_sample=false for greedy episodes"
+            f"{_ROLLOUT}.temperature={rollout.temperature:g} has to be greater than 0 and finite: the "
+            "log-probabilities of an update are taken at it; use 1.0, and "
+            f"{_ROLLOUT}.do_sample=false for greedy episodes"
         )
     if validation.do_sample and validation.temperature <= 0:
         yield (
@@ -81,6 +123,8 @@ def check_optim(config: PPOTrainerConfig) -> Iterator[str]:
     for node, optim in nodes:
         if not 0 <= optim.lr < math.inf:
             yield f"{node}.lr={optim.lr:g} has to be at least 0 and finite"
+        if optim.min_lr_ratio is not None and not 0 <= optim.min_lr_ratio <= 1:
+            yield f"{node}.min_lr_ratio={optim.min_lr_ratio:g} has to lie in [0, 1], or null for 0"
         if not 0 <= optim.lr_warmup_steps_ratio <= 1:
             yield f"{node}.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g} has to lie in [0, 1]"
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
@@ -115,6 +159,9 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             ],
             lowest=0,
         )
+    yield from at_least([("trainer.critic_warmup", trainer.critic_warmup)], lowest=0)
+    if config.uses_critic and config.critic.cliprange_value <= 0:
+        yield f"critic.cliprange_value={config.critic.cliprange_value:g} has to be greater than 0, such as 0.5"
     if trainer.val_only and not trainer.val_before_train:
         yield (
             "trainer.val_only=true with trainer.val_before_train=false would validate nothing; use "

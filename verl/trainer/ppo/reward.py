@@ -12,6 +12,7 @@ import torch
 from agent_system.reward_manager import EpisodeRewardManager
 from verl.protocol import DataProto
 from verl.trainer.config.schema import PPOTrainerConfig
+from verl.utils.external_lib import what_failed
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,12 @@ def get_custom_reward_fn(config: PPOTrainerConfig) -> RewardFunction | None:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"custom_reward_function.path={path} cannot be imported: {error!r}") from error
-    if not hasattr(module, name):
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"custom_reward_function.path={path} cannot be imported: {what_failed(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ValueError(f"custom_reward_function.name={name}: {path} defines no such function")
-    return getattr(module, name)
+    return function
 
 
 def load_reward_manager(

@@ -13,6 +13,7 @@ file name it. A killed run therefore leaves at worst a ``.tmp`` folder, which th
 """
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -165,5 +166,10 @@ def load_state(folder: Path) -> TrainerState:
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -19,7 +19,11 @@ from verl.models.recompute import fit_recomputation
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, metric_sum, token_and_row_counts
 from verl.trainer.ppo.kl import kl_penalty
-from verl.trainer.ppo.policy_loss import apply_truncated_importance_sampling, get_policy_loss_fn
+from verl.trainer.ppo.policy_loss import (
+    apply_truncated_importance_sampling,
+    check_policy_loss_output,
+    get_policy_loss_fn,
+)
 from verl.utils.fsdp_utils import decoder_layers, reshard
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
@@ -112,6 +116,13 @@ class DataParallelPPOActor(BasePPOActor):
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []
+        absent = [name for name in columns if name not in data.batch.keys()]
+        if absent == ["rollout_log_probs"]:
+            raise ValueError(
+                f"actor.tis_cap={self.config.tis_cap:g} needs rollout_log_probs, and the rollout gave none: set "
+                "actor.tis_cap=null"
+            )
+        assert not absent, f"the batch lacks {absent}"
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
@@ -158,6 +169,7 @@ class DataParallelPPOActor(BasePPOActor):
         old = micro.columns["old_log_probs"]
         loss_fn = get_policy_loss_fn(config.policy_loss.loss_mode)
         output = loss_fn(old, log_prob, micro.columns["advantages"], mask, config)
+        output = check_policy_loss_output(output, log_prob, config.policy_loss.loss_mode)
         if config.tis_cap is not None:
             rollout = micro.columns["rollout_log_probs"]
             output = apply_truncated_importance_sampling(output, old, rollout, mask, config.tis_cap)

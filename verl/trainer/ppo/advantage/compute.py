@@ -37,13 +37,13 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
         score.
 
     Raises:
-        ValueError: unknown estimator, a column it needs is missing, or a reward or value is not finite (names the
-            trajectory).
+        ValueError: unknown estimator, a column it needs is missing, a reward or value is not finite (names the
+            trajectory), or the estimator returned something else than it has to.
     """
     estimator = get_adv_estimator_fn(config.adv_estimator)
     inputs = gather_inputs(data, config)
     with torch.no_grad():
-        advantages, returns = estimator(inputs)
+        advantages, returns = check_result(estimator(inputs), inputs)
     data.batch["advantages"] = advantages
     data.batch["returns"] = returns
     data.meta_info["advantage_metrics"] = inputs.metrics
@@ -81,3 +81,30 @@ def gather_inputs(data: DataProto, config: Any) -> AdvantageInputs:
         config=config,
         data=data,
     )
+
+
+def check_result(result: Any, inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an estimator, which may be the user's own, returned: 0 at masked positions, and checked.
+
+    Raises:
+        ValueError: it is not two floating-point tensors of the rewards' shape, or not finite on valid tokens (names the
+            trajectory).
+    """
+    where, shape = f"algorithm.adv_estimator={inputs.config.adv_estimator}", inputs.token_level_rewards.shape
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise ValueError(f"{where} returned {type(result).__name__}, not the pair (advantages, returns)")
+    checked = []
+    for name, tensor in zip(("advantages", "returns"), result, strict=True):
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or not tensor.is_floating_point():
+            found = repr(tensor)[:100]
+            if isinstance(tensor, torch.Tensor):
+                found = f"a {tensor.dtype} tensor {tuple(tensor.shape)}"
+            raise ValueError(
+                f"{where} returned {name} as {found}, not as a float tensor (rows, response_length) = "
+                f"{tuple(shape)}; multiply a value per row with inputs.response_mask"
+            )
+        masked = torch.where(inputs.response_mask.bool(), tensor, 0.0)
+        if not torch.isfinite(masked.sum()):
+            check_finite(masked.sum(dim=-1).cpu().numpy(), inputs.traj_index, f"{where}: what it returned as {name}")
+        checked.append(masked)
+    return checked[0], checked[1]

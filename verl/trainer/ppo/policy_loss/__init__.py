@@ -7,6 +7,7 @@ from verl.trainer.ppo.policy_loss.gspo import gspo_policy_loss, gspo_terms
 from verl.trainer.ppo.policy_loss.registry import (
     PolicyLossConfig,
     PolicyLossFn,
+    check_policy_loss_output,
     get_policy_loss_fn,
     policy_loss_names,
     register_policy_loss,
@@ -18,6 +19,7 @@ __all__ = [
     "PolicyLossConfig",
     "PolicyLossFn",
     "apply_truncated_importance_sampling",
+    "check_policy_loss_output",
     "cispo_policy_loss",
     "clip_cov_policy_loss",
     "dual_clip_terms",

@@ -99,3 +99,36 @@ def log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask:
 def ratio_of(log_r: torch.Tensor) -> torch.Tensor:
     """exp of a log-ratio, kept finite: an infinite ratio, though clipped, would have a gradient of 0 * inf = NaN."""
     return torch.exp(log_r.clamp(max=MAX_LOG_RATIO))
+
+
+def check_policy_loss_output(output: object, log_prob: torch.Tensor, name: str) -> PolicyLossOutput:
+    """What a policy loss returned. Losses can be the user's own, so nothing is taken for granted.
+
+    Args:
+        output: of the loss.
+        log_prob: (rows, response_length), that it was called with.
+        name: `actor.policy_loss.loss_mode`.
+
+    Raises:
+        ValueError: it is no `PolicyLossOutput`, has not one value per token, cannot be learned from, or has metrics of
+            another form.
+    """
+    where = f"actor.policy_loss.loss_mode={name}"
+    if not isinstance(output, PolicyLossOutput):
+        raise ValueError(f"{where} returned {type(output).__name__}, not PolicyLossOutput(loss=…, metrics=…)")
+    loss = output.loss
+    if not isinstance(loss, torch.Tensor) or loss.shape != log_prob.shape:
+        found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise ValueError(
+            f"{where} returned a loss of shape {found}, not one value per token, (rows, response_length) = "
+            f"{tuple(log_prob.shape)}: the trainer masks and averages it (actor.loss_agg_mode)"
+        )
+    if log_prob.requires_grad and not loss.requires_grad:
+        raise ValueError(f"{where} returned a loss that does not depend on log_prob: nothing could be learned from it")
+    for metric, pair in output.metrics.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(one, torch.Tensor) for one in pair)):
+            raise ValueError(
+                f"{where}: metric {metric} has to be a pair of tensors (sum, count), as metric_sum(values, "
+                f"response_mask) makes it, not {pair!r}"
+            )
+    return output
