@@ -67,6 +67,8 @@ class EndpointSettings:
         ):
             if value < least:
                 raise ValueError(f"{option} {value} has to be at least {least}")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("the variable that --api-key-env names holds a line break or letters that no key has")
         if not self.request_timeout_s > 0:
             raise ValueError(f"--request-timeout {self.request_timeout_s} has to be positive")
 
@@ -150,7 +152,7 @@ class EndpointCalls:
         self._running -= done
         try:
             return [task.result() for task in done]
-        except EndpointError:
+        except BaseException:
             await self.close()
             raise
 
@@ -183,8 +185,9 @@ class EndpointCalls:
                         self.counts["retries"] += 1
                         await asyncio.sleep(_wait_before(number, failure.wait_s))
         raise EndpointError(
-            f"{self._settings.url} failed {tries} times on one request, last: {reason}. Lower --concurrency, raise "
-            "--request-timeout or --max-retries; the same command goes on with the episodes that are not finished"
+            f"{self._settings.url} failed {tries} times on one request, last: {reason}. Check --base-url, lower "
+            "--concurrency, raise --request-timeout or --max-retries; the same command goes on with the episodes that "
+            "are not finished"
         )
 
     async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,12 +216,13 @@ class EndpointCalls:
     def _result(self, request: RolloutRequest, answer: Mapping[str, Any]) -> RolloutResult:
         try:
             choice = answer["choices"][0]
-            text = choice["message"].get("content") or ""
+            text = _text(choice["message"].get("content"))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EndpointError(f"{self._settings.url} answers no chat completion: {str(answer)[:_SHOWN]}") from error
-        usage = answer.get("usage") or {}
+        usage = answer.get("usage")
         for name in ("prompt_tokens", "completion_tokens"):
-            self.counts[name] += float(usage.get(name) or 0)
+            count = usage.get(name) if isinstance(usage, Mapping) else None
+            self.counts[name] += count if isinstance(count, (int, float)) else 0
         ids = np.asarray(self._codec([text])["input_ids"][0], dtype=np.int32)
         reason = FINISH_LENGTH if choice.get("finish_reason") == "length" else FINISH_STOP
         return RolloutResult(request.request_id, ids, np.zeros(len(ids), dtype=np.float32), reason)
@@ -282,10 +286,23 @@ def _remedy(status: int) -> str:
     }.get(status, "Check --model, --max-tokens-field and --extra-body")
 
 
+def _text(content: Any) -> str:
+    """The text of a message: as it stands, or in parts; nothing where there is none. Halves of characters become ``?``.
+
+    Raises:
+        TypeError, KeyError: it is something else.
+    """
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"a message of type {type(content).__name__}")
+    return (content or "").encode("utf-8", errors="replace").decode("utf-8")
+
+
 def _json_object(text: str, settings: EndpointSettings) -> dict[str, Any]:
     try:
         answer = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise EndpointError(
             f"{settings.url} answers no JSON: {text[:_SHOWN]!r}. Check --base-url (it ends in /v1)"
         ) from None

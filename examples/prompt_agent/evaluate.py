@@ -103,7 +103,7 @@ def endpoint_settings(arguments: argparse.Namespace) -> EndpointSettings:
         return EndpointSettings(
             base_url=arguments.base_url,
             model=arguments.model,
-            api_key=os.environ.get(arguments.api_key_env) or None,
+            api_key=os.environ.get(arguments.api_key_env, "").strip() or None,
             concurrency=arguments.concurrency,
             request_timeout_s=arguments.request_timeout,
             max_retries=arguments.max_retries,
@@ -138,13 +138,16 @@ class Results:
     """The folder of an evaluation: finished blocks, and at the end the files that validation in training writes.
 
     Raises:
-        ConfigError: it holds blocks that were played with other settings.
+        ConfigError: it holds blocks that were played with other settings, or is no folder that can be written to.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
         self._parts = folder / "parts"
-        self._parts.mkdir(parents=True, exist_ok=True)
+        try:
+            self._parts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {folder} is no folder that can be written to: {error}") from error
         file = folder / SETTINGS_FILE
         text = json.dumps(settings, indent=1, sort_keys=True)
         if not file.is_file() or not any(self._parts.iterdir()):

@@ -24,7 +24,7 @@ from agent_system.environments.base import EnvironmentManagerBase
 from agent_system.environments.registry import register_environment
 from examples.prompt_agent import endpoint as endpoint_module
 from examples.prompt_agent.endpoint import EndpointCalls, EndpointError, EndpointSettings, TextCodec
-from examples.prompt_agent.evaluate import environment_config, evaluate, main, summary
+from examples.prompt_agent.evaluate import Results, environment_config, evaluate, main, summary
 from verl.trainer.config import ConfigError
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
 
@@ -143,6 +143,10 @@ def test_passing_failures_are_tried_again_and_no_more_than_allowed(endpoint):
         ((200, {}, "<html>"), "answers no JSON"),
         ((200, {}, "[]"), "answers no chat completion"),
         ((200, {}, '{"choices": []}'), "answers no chat completion"),
+        ((200, {}, '{"choices": [{"message": {"content": 5}}]}'), "answers no chat completion"),
+        ((200, {}, '{"choices": [{"message": {"content": {"a": 1}}}]}'), "answers no chat completion"),
+        ((200, {}, '{"choices": [{"message": {"content": [{"type": "image"}]}}]}'), "answers no chat completion"),
+        ((200, {}, "[" * 100_000), "answers no JSON"),
     ],
 )
 def test_lasting_failures_end_at_once_with_what_the_server_said(endpoint, fault, said):
@@ -150,6 +154,34 @@ def test_lasting_failures_end_at_once_with_what_the_server_said(endpoint, fault,
     with pytest.raises(EndpointError) as caught:
         ask(settings_of(endpoint), "a")
     assert said in str(caught.value) and len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab"),
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": "half \ud800 a character"}, "half ? a character"),  # which no file could hold
+    ],
+)
+@pytest.mark.parametrize("usage", ["none", [1], {"prompt_tokens": "three"}])
+def test_unusual_answers_are_read(endpoint, message, text, usage):
+    endpoint.faults = [(200, {}, json.dumps({"choices": [{"message": message}], "usage": usage}))]
+    results, counts = ask(settings_of(endpoint), "a")
+    assert TextCodec().decode(results[0].response_ids) == text and counts["prompt_tokens"] == 0
+
+
+def test_a_key_that_no_header_could_carry_is_refused(endpoint):
+    for key in ("abc\n", "schlüssel"):
+        with pytest.raises(ValueError, match="--api-key-env"):
+            settings_of(endpoint, api_key=key)
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--out .*file is no folder"):
+        Results(tmp_path / "file", {})
 
 
 def test_no_more_requests_are_in_flight_than_allowed(endpoint):
