@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from verl.utils.checkpoint.errors import CheckpointWriteError, explained_write
+from verl.utils.checkpoint.errors import CheckpointWriteError, explained_read, explained_write
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
@@ -55,3 +55,18 @@ def test_other_errors_pass(tmp_path):
     assert tmp_path.exists()
     with pytest.raises(RuntimeError, match="could not be written: no such key"), explained_write(tmp_path):
         raise of_a_rank(ValueError("no such key"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "dist_ckpt/__1_0.distcp"),
+        of_a_rank(FileNotFoundError(errno.ENOENT, "No such file or directory", "dist_ckpt/__1_0.distcp")),
+        RuntimeError("PytorchStreamReader failed reading dist_ckpt/__1_0.distcp\nmore"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_names_file_and_remedy(tmp_path, error):
+    with pytest.raises(ValueError, match="cannot be read") as caught, explained_read(tmp_path / "global_step_4"):
+        raise error
+    text = str(caught.value)
+    assert "global_step_4" in text and "__1_0.distcp" in text and "trainer.resume_from_path" in text and "\n" not in text

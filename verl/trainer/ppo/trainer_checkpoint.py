@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from verl.utils.checkpoint.errors import explained_write
+from verl.utils.checkpoint.errors import explained_read, explained_write
 
 logger = logging.getLogger(__name__)
 
@@ -153,11 +153,13 @@ def load_state(folder: Path) -> TrainerState:
     state_file, data_file = folder / "trainer_state.pt", folder / "data.pt"
     state = TrainerState(global_step=step_of(folder))
     if state_file.is_file():
-        state = TrainerState(**torch.load(state_file, weights_only=False))
+        with explained_read(folder):
+            state = TrainerState(**torch.load(state_file, weights_only=False))
     else:
         logger.warning("%s is missing: tasks start again from the first", state_file)
     if data_file.is_file():
-        state.dataloader = torch.load(data_file, weights_only=False)
+        with explained_read(folder):
+            state.dataloader = torch.load(data_file, weights_only=False)
     else:
         logger.warning("%s is missing: the data loader starts again from the first batch", data_file)
     return state

@@ -1,4 +1,4 @@
-"""What a user reads when a checkpoint cannot be written."""
+"""What a user reads when a checkpoint cannot be written or read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-__all__ = ["CheckpointWriteError", "explained_write"]
+__all__ = ["CheckpointWriteError", "explained_read", "explained_write"]
 
 # The words of the writers of torch (C++ streams), safetensors and tokenizers, which raise no OSError. torch's writer
 # says how far it got ("unexpected pos 704 vs 598") in place of the system's error, when it is closed after that.
@@ -51,6 +51,25 @@ def explained_write(folder: Path) -> Iterator[None]:
         if isinstance(error, CheckpointException):
             raise RuntimeError(f"the checkpoint {folder} could not be written: {_causes(error)[0]}") from error
         raise
+
+
+@contextmanager
+def explained_read(folder: Path) -> Iterator[None]:
+    """Errors inside the block become one that names the checkpoint, the first cause, and what can be done.
+
+    Raises:
+        ValueError: a file is missing or damaged, or holds another model's state.
+    """
+    try:
+        yield
+    except (Exception, CheckpointException) as error:
+        cause = _causes(error)[0]
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        raise ValueError(
+            f"the checkpoint {folder} cannot be read: {reason}; go on from another one with "
+            "trainer.resume_mode=resume_path trainer.resume_from_path=.../global_step_N, or start afresh with "
+            "trainer.resume_mode=disable"
+        ) from error
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -31,7 +31,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from verl.models.lora import LoraSettings, save_adapter
-from verl.utils.checkpoint.errors import explained_write
+from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.hf_export import export_model, full_parameters, save_model_description
 from verl.utils.checkpoint.rng import get_rng_state, set_rng_state
 
@@ -112,7 +112,7 @@ class FSDPCheckpointManager:
         """Load what ``save_checkpoint`` wrote, on any number of ranks; returns its global step (0 if not recorded).
 
         Raises:
-            ValueError: the folder is missing or holds no checkpoint.
+            ValueError: the folder is missing, holds no checkpoint, or one that cannot be read.
         """
         folder = Path(local_path)
         if not (folder / SHARDS / ".metadata").is_file():
@@ -121,15 +121,16 @@ class FSDPCheckpointManager:
                 "with trainer.resume_mode=disable"
             )
         state = self._sharded_state()
-        dcp.load(state, checkpoint_id=folder / SHARDS)
-        set_state_dict(
-            self.model,
-            self._optimizers(),
-            model_state_dict=state.get("model", {}),
-            optim_state_dict=state.get("optimizer", {}),
-            options=StateDictOptions(strict="model" in state),
-        )
-        step = self._load_extra(folder)
+        with explained_read(folder):
+            dcp.load(state, checkpoint_id=folder / SHARDS)
+            set_state_dict(
+                self.model,
+                self._optimizers(),
+                model_state_dict=state.get("model", {}),
+                optim_state_dict=state.get("optimizer", {}),
+                options=StateDictOptions(strict="model" in state),
+            )
+            step = self._load_extra(folder)
         dist.barrier()
         if del_local_after_load and dist.get_rank() == 0:
             shutil.rmtree(folder)
