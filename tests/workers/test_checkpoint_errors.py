@@ -69,4 +69,4 @@ def test_a_checkpoint_that_cannot_be_read_names_file_and_remedy(tmp_path, error)
     with pytest.raises(ValueError, match="cannot be read") as caught, explained_read(tmp_path / "global_step_4"):
         raise error
     text = str(caught.value)
-    assert "global_step_4" in text and "__1_0.distcp" in text and "trainer.resume_from_path" in text and "\n" not in text
+    assert "global_step_4" in text and "__1_0.distcp" in text and "trainer.resume_mode=disable" in text and "\n" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +30,17 @@ def create_dataloaders(
             f"data.train_files hold {len(train_dataset)} rows, fewer than {key}={batch_size}: no batch can be made; "
             f"write more with python -m examples.data_preprocess.prepare --train_data_size {batch_size}"
         )
-    train = StatefulDataLoader(
-        train_dataset,
-        batch_size=batch_size,
-        num_workers=data.dataloader_num_workers,
-        drop_last=True,
-        collate_fn=collate_fn,
-        sampler=sampler,
-    )
-    validation = StatefulDataLoader(
-        val_dataset, batch_size=data.val_batch_size, num_workers=0, drop_last=False, collate_fn=collate_fn
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's matter
+        train = StatefulDataLoader(
+            train_dataset,
+            batch_size=batch_size,
+            num_workers=data.dataloader_num_workers,
+            drop_last=True,
+            collate_fn=collate_fn,
+            sampler=sampler,
+        )
+        validation = StatefulDataLoader(
+            val_dataset, batch_size=data.val_batch_size, num_workers=0, drop_last=False, collate_fn=collate_fn
+        )
     return train, validation

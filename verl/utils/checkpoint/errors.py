@@ -66,9 +66,8 @@ def explained_read(folder: Path) -> Iterator[None]:
         cause = _causes(error)[0]
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise ValueError(
-            f"the checkpoint {folder} cannot be read: {reason}; go on from another one with "
-            "trainer.resume_mode=resume_path trainer.resume_from_path=.../global_step_N, or start afresh with "
-            "trainer.resume_mode=disable"
+            f"the checkpoint {folder} cannot be read: {reason}; docs/checkpoints.md says how to go on from an older "
+            "one, and trainer.resume_mode=disable starts afresh"
         ) from error
 
 
