@@ -112,6 +112,8 @@ def find_python() -> str:
     given = os.environ.get("PYTHON")
     if given:
         version = version_of(given)
+        if version is None:
+            fail(f"PYTHON={given} does not run as a Python interpreter; supported are {supported()}")
         if version not in SUPPORTED:
             fail(f"PYTHON={given} is Python {show(version)}; supported are {supported()}")
         return given
