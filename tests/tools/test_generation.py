@@ -94,8 +94,9 @@ def test_prompts_are_rendered_and_cut_as_asked(tmp_path):
     assert prompt_ids(chats, tokenizer, generation(*short, "data.truncation=left"))[1].tolist() == [5, 6]
     with pytest.raises(ConfigError, match="row 1 has a prompt of 3 tokens, rollout.prompt_length is 2"):
         prompt_ids(chats, tokenizer, generation(*short))
-    with pytest.raises(ConfigError, match="row 0 is neither a chat nor a text"):
-        prompt_ids([[]], tokenizer, generation())
+    for chat in ([], None, [{"role": "user", "content": None}], [{"role": "user"}], ["w2"]):
+        with pytest.raises(ConfigError, match="row 0 is neither a chat nor a text"):
+            prompt_ids([chat], tokenizer, generation())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,10 @@ def test_prompts_are_rendered_and_cut_as_asked(tmp_path):
         ("rollout.do_sample=false", "5 greedy responses are all the same"),
         ("rollout.tensor_model_parallel_size=3", "does not divide the 8 ranks"),
         ("model.path=null", "model.path is not set"),
+        ("model.path=/nowhere", "model.path=/nowhere: there is no folder"),
+        ("rollout.temperature=-1", "rollout.temperature must be 0"),
+        ("rollout.top_p=3", "rollout.top_p must lie in"),
+        ("rollout.top_k=-5", "rollout.top_k must be -1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(override, said):

@@ -28,6 +28,7 @@ from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.schema.offline import GenerationConfig
 from verl.trainer.config.tool import output_problem, tool_main
+from verl.trainer.config.validate_files import check_model_path
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +76,18 @@ def run_generation(config: GenerationConfig) -> Path:
 
 def check(config: GenerationConfig) -> None:
     """Raises ConfigError, one line for each setting that cannot work."""
+    from verl.workers.rollout.settings import sampling_settings
+
     data, rollout, trainer = config.data, config.rollout, config.trainer
     problems = [f"{key} is not set" for key, value in (
         ("model.path", config.model.path), ("data.path", data.path), ("data.output_path", data.output_path)
     ) if not value]  # fmt: skip
+    if config.model.path:
+        problems += check_model_path("model.path", config.model.path)
+    try:
+        sampling_settings(rollout)
+    except ValueError as error:
+        problems.append(str(error))
     for key, value in (
         ("data.n_samples", data.n_samples),
         ("trainer.nnodes", trainer.nnodes),
@@ -169,7 +178,7 @@ def prompt_ids(chats: Sequence[Any], tokenizer: Any, config: GenerationConfig) -
     prompts = []
     for row, chat in enumerate(chats):
         turns = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
-        if not turns or not all(isinstance(turn, dict) and "content" in turn for turn in turns):
+        if not turns or not all(isinstance(turn, dict) and isinstance(turn.get("content"), str) for turn in turns):
             raise ConfigError(f"data.prompt_key={config.data.prompt_key}: row {row} is neither a chat nor a text")
         text = tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False, **config.data.apply_chat_template_kwargs

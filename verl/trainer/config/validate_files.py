@@ -17,12 +17,13 @@ _PREPARE = "python -m examples.data_preprocess.prepare --mode text"
 def check_model(config: PPOTrainerConfig) -> Iterator[str]:
     """The folders of policy and critic, where the paths name some on this machine."""
     policy, critic = config.actor_rollout_ref.model.path, config.critic.model.path
-    yield from _check_model_path("actor_rollout_ref.model.path", policy)
+    yield from check_model_path("actor_rollout_ref.model.path", policy)
     if config.uses_critic and critic != policy:
-        yield from _check_model_path("critic.model.path", critic)
+        yield from check_model_path("critic.model.path", critic)
 
 
-def _check_model_path(key: str, path: str | None) -> Iterator[str]:
+def check_model_path(key: str, path: str | None) -> Iterator[str]:
+    """A path that names no model in Hugging Face format; hub names and remote paths are left to the loader."""
     if not path:
         yield f"{key} is not set; use a model folder, a hub name such as Qwen/Qwen2.5-1.5B-Instruct, or preset=embedded"
         return
