@@ -13,7 +13,7 @@ and ``data.max_prompt_length`` characters: a longer prompt shows fewer past step
 Tasks are played in blocks of ``data.val_batch_size``. A finished block is kept in ``OUT/parts``: the same command goes
 on with the blocks that are missing.
 
-Exit codes: 0 = done, 1 = it failed, 2 = the settings cannot work.
+Exit codes: 0 = done, 1 = it failed, 2 = the settings cannot work, 130 = stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ from verl.trainer.config.validate_numbers import at_least, check_numbers, check_
 
 logger = logging.getLogger(__name__)
 
-EXIT_DONE, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_CONFIG, EXIT_STOPPED = 0, 1, 2, 130
 SETTINGS_FILE = "settings.json"
 STEP = 0  # files are named after the training step; nothing is trained here
 _DEFAULTS = (
@@ -307,6 +309,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"Configuration error: {error}\n")
         return EXIT_CONFIG
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped; the same command goes on with the blocks that are not finished.\n")
+        return EXIT_STOPPED
     except Exception as error:
         sys.stderr.write(failure_report(error))
         return EXIT_FAILED
@@ -324,10 +329,16 @@ def _with_ray(
 
     import_external_lib(config.actor_rollout_ref.model.external_lib)
     start_ray(config)
+    before = signal.signal(signal.SIGTERM, _stop)  # Ray's own, which it has just set, would abort
     try:
         return evaluate(settings, config, episodes, folder)
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

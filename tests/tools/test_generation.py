@@ -17,7 +17,7 @@ import pytest
 from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer
 from verl.trainer.config import ConfigError
 from verl.trainer.config.schema.offline import EvaluationConfig, GenerationConfig
-from verl.trainer.config.tool import compose_tool
+from verl.trainer.config.tool import compose_tool, tool_main
 from verl.trainer.main_eval import read_rows, run_eval, score_rows, summarise
 from verl.trainer.main_generation import check, collect, prompt_ids, read_table, write_table
 from verl.workers.rollout.base import RolloutResult
@@ -149,6 +149,18 @@ def test_an_output_that_could_not_be_written_ends_the_run_before_it_begins(tmp_p
         with pytest.raises(ConfigError, match=said):
             run_eval(evaluation("nowhere.parquet", f"data.output_path={path}"))
     check(generation(f"data.output_path={tmp_path / 'new' / 'out.parquet'}"))
+
+
+def test_a_tool_that_is_stopped_says_so_in_one_line(capsys, monkeypatch):
+    @tool_main(EvaluationConfig, "evaluation")
+    def stopped(config: EvaluationConfig) -> None:
+        """Ctrl-C comes in the middle."""
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["evaluate"])
+    with pytest.raises(SystemExit) as ended:
+        stopped()
+    assert ended.value.code == 130 and capsys.readouterr().err.strip() == "Stopped; nothing was written."
 
 
 # ------------------------------------------------------------------ scoring

@@ -178,6 +178,15 @@ def test_a_key_that_no_header_could_carry_is_refused(endpoint):
             settings_of(endpoint, api_key=key)
 
 
+def test_an_evaluation_that_is_stopped_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(*_: Any) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("examples.prompt_agent.evaluate._with_ray", interrupted)
+    assert main(["--base-url", "http://127.0.0.1:9/v1", "--model", "toy", "env.env_name=Webshop"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_an_out_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--out .*file is no folder"):

@@ -24,6 +24,7 @@ from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.failure import failure_report
 from verl.trainer.config.schema.node import ConfigNode
 
+EXIT_STOPPED = 130  # as a shell gives it for Ctrl-C
 NodeT = TypeVar("NodeT", bound=ConfigNode)
 
 
@@ -59,7 +60,7 @@ def tool_main(
 ) -> Callable[[Callable[[NodeT], Any]], Callable[[], None]]:
     """Decorator of an entry point ``run(config)``; the result takes its arguments from ``sys.argv``.
 
-    ``--cfg job`` prints the configuration. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work.
+    ``--cfg job`` prints the configuration. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work, 130 = Ctrl-C.
     """
 
     def decorate(run: Callable[[NodeT], Any]) -> Callable[[], None]:
@@ -88,6 +89,9 @@ def _run(run: Callable[[NodeT], Any], node_type: type[NodeT], config_name: str, 
     except ConfigError as error:
         sys.stderr.write(f"Configuration error: {error}\n")
         return EXIT_CONFIG
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped; nothing was written.\n")
+        return EXIT_STOPPED
     except Exception as error:
         sys.stderr.write(failure_report(error))
         return EXIT_FAILED
