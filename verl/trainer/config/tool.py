@@ -60,7 +60,8 @@ def tool_main(
 ) -> Callable[[Callable[[NodeT], Any]], Callable[[], None]]:
     """Decorator of an entry point ``run(config)``; the result takes its arguments from ``sys.argv``.
 
-    ``--cfg job`` prints the configuration. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work, 130 = Ctrl-C.
+    ``--cfg job`` prints the configuration. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot
+    work, 130 = Ctrl-C.
     """
 
     def decorate(run: Callable[[NodeT], Any]) -> Callable[[], None]:
