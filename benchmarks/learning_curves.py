@@ -223,6 +223,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--compare", nargs=2, default=(), metavar=("A", "B"), help="names before _seed…")
     args = parser.parse_args()
+    for run in args.runs:
+        if not (run / "metrics.jsonl").is_file():
+            parser.error(f"{run} is no run folder: it holds no metrics.jsonl")
+        if len(read_validations(run)) < 2:
+            parser.error(f"{run}/validation holds fewer than two validations: there is no before and after")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(args.runs, args.output / "curves.csv")
