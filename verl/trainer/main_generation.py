@@ -109,7 +109,9 @@ def check(config: GenerationConfig) -> None:
     if device_of(config) == "cuda" and not os.environ.get("RAY_ADDRESS") and trainer.n_gpus_per_node > visible_gpus():
         problems.append(
             f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but this machine shows {visible_gpus()} GPU(s); use "
-            "so many, or trainer.device=cpu"
+            f"trainer.n_gpus_per_node={visible_gpus()} or trainer.device=cpu"
+            if visible_gpus()
+            else "trainer.device=cuda, but no NVIDIA GPU is visible on this machine; use trainer.device=cpu"
         )
     if data.output_path and (problem := output_problem("data.output_path", data.output_path)):
         problems.append(problem)
