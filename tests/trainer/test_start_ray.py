@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import ray
 
 from verl.trainer import main_ppo
+
+IDLE_WORKERS = "RAY_prestart_worker_first_driver"
 
 
 @pytest.fixture()
@@ -18,6 +21,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **given: arguments.update(given))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv(IDLE_WORKERS, "unset")  # so that it is put back after the test
+    monkeypatch.delenv(IDLE_WORKERS)
     return arguments
 
 
@@ -42,3 +47,14 @@ def test_a_running_cluster_is_joined_without_resources(
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     main_ppo.start_ray(_config("cuda"))
     assert not {"address", "num_cpus", "num_gpus"} & set(started)
+    assert IDLE_WORKERS not in os.environ
+
+
+def test_a_local_ray_starts_no_idle_processes_unless_told_to(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main_ppo.start_ray(_config("cpu"))
+    assert os.environ[IDLE_WORKERS] == "0"
+    monkeypatch.setenv(IDLE_WORKERS, "1")
+    main_ppo.start_ray(_config("cpu"))
+    assert os.environ[IDLE_WORKERS] == "1"

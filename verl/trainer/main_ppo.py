@@ -20,6 +20,10 @@ from verl.trainer.config.machine import visible_gpus
 
 logger = logging.getLogger(__name__)
 
+# Ray's own setting. By default a local Ray starts a Python process for every CPU at once, which would lie idle: ranks
+# have an environment of their own and so start processes of their own. All of them would import at the same time.
+NO_IDLE_WORKERS = ("RAY_prestart_worker_first_driver", "0")
+
 
 @hydra_main
 def main(config: DictConfig) -> None:
@@ -54,6 +58,7 @@ def start_ray(config: PPOTrainerConfig) -> None:
         resources = {"address": "local", "num_cpus": config.ray_init.num_cpus or max(os.cpu_count() or 1, 4)}
         if config.trainer.device == "cuda":
             resources["num_gpus"] = visible_gpus()
+        os.environ.setdefault(*NO_IDLE_WORKERS)
     ray.init(
         **resources,
         include_dashboard=False,
