@@ -34,15 +34,14 @@ import numpy as np
 from examples.prompt_agent.endpoint import EndpointClient, EndpointSettings, TextCodec
 from verl.protocol import DataProto
 from verl.trainer.config import ConfigError, PPOTrainerConfig, compose_config, to_dataclass
-from verl.trainer.config.failure import failure_report
 from verl.trainer.config.prepare import to_yaml, write_resolved
+from verl.trainer.config.tool import exit_code
 from verl.trainer.config.validate import check_names
 from verl.trainer.config.validate_files import check_paths
 from verl.trainer.config.validate_numbers import at_least, check_numbers, check_sampling
 
 logger = logging.getLogger(__name__)
 
-EXIT_DONE, EXIT_FAILED, EXIT_CONFIG, EXIT_STOPPED = 0, 1, 2, 130
 SETTINGS_FILE = "settings.json"
 STEP = 0  # files are named after the training step; nothing is trained here
 _DEFAULTS = (
@@ -300,23 +299,17 @@ def summary(metrics: dict[str, float]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = parser().parse_intermixed_args(argv)
-    try:
-        settings = endpoint_settings(arguments)
-        config = environment_config(arguments.overrides, arguments.episodes)
-        name = "".join(c if c.isalnum() or c in "-._" else "_" for c in arguments.model)
-        folder = (arguments.out or Path("outputs/prompt_agent") / name).expanduser().absolute()
-        metrics = _with_ray(settings, config, arguments.episodes, folder)
-    except ConfigError as error:
-        sys.stderr.write(f"Configuration error: {error}\n")
-        return EXIT_CONFIG
-    except KeyboardInterrupt:
-        sys.stderr.write("\nStopped; the same command goes on with the blocks that are not finished.\n")
-        return EXIT_STOPPED
-    except Exception as error:
-        sys.stderr.write(failure_report(error))
-        return EXIT_FAILED
+    stopped = "Stopped; the same command goes on with the blocks that are not finished."
+    return exit_code(lambda: _evaluate(arguments), stopped)
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    settings = endpoint_settings(arguments)
+    config = environment_config(arguments.overrides, arguments.episodes)
+    name = "".join(c if c.isalnum() or c in "-._" else "_" for c in arguments.model)
+    folder = (arguments.out or Path("outputs/prompt_agent") / name).expanduser().absolute()
+    metrics = _with_ray(settings, config, arguments.episodes, folder)
     sys.stdout.write(f"{arguments.model}: {summary(metrics)}\nwritten to {folder}\n")
-    return EXIT_DONE
 
 
 def _with_ray(

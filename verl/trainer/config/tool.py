@@ -81,17 +81,25 @@ def tool_main(
 
 
 def _run(run: Callable[[NodeT], Any], node_type: type[NodeT], config_name: str, arguments: argparse.Namespace) -> int:
-    try:
+    def compose_and_run() -> None:
         config = compose_tool(node_type, config_name, arguments.overrides)
         if arguments.cfg:
             sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())))
         else:
             run(config)
+
+    return exit_code(compose_and_run, "Stopped; nothing was written.")
+
+
+def exit_code(action: Callable[[], Any], stopped: str) -> int:
+    """Runs ``action`` and says on standard error how it failed, if it did; ``stopped`` is what Ctrl-C is answered."""
+    try:
+        action()
     except ConfigError as error:
         sys.stderr.write(f"Configuration error: {error}\n")
         return EXIT_CONFIG
     except KeyboardInterrupt:
-        sys.stderr.write("\nStopped; nothing was written.\n")
+        sys.stderr.write(f"\n{stopped}\n")
         return EXIT_STOPPED
     except Exception as error:
         sys.stderr.write(failure_report(error))
