@@ -82,6 +82,8 @@ _FIGURES = (
     ("engine idle", "rollout/engine_idle_share", lambda value: f"{value:.1%}"),
     ("waiting for environments alone, s", "rollout/env_wait_s", _number(2)),
     ("weight sync, s", "timing_rollout_s/weight_sync", _number(3)),
+    ("… of it weights into the engine", "timing_rollout_s/load_weights", _number(3)),
+    ("… of it waking the KV cache", "timing_rollout_s/wake_kv_cache", _number(3)),
     ("engine sleep, s", "timing_rollout_s/engine_sleep", _number(3)),
     ("probe after the sync, mean gap", "rollout/probe_gap_mean", _number(5)),
     ("engine against trainer, mean gap of log-probs", "training/rollout_log_probs_diff_mean", _number(5)),

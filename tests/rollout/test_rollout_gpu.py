@@ -140,5 +140,28 @@ def check_exact() -> None:
     assert gap["rollout/probe_gap_mean"] <= 1e-4
 
 
+def check_joining_and_aborting() -> None:
+    """The next batch is prepared while one is computed: whoever joins, ends or is aborted gets the same tokens."""
+    hybrid, engine = STATE["hybrid"], STATE["engine"]
+    hybrid.begin_rollout()
+    batch = tiny.requests(9, tiny.SAMPLED)
+    expected = {result.request_id: result.response_ids.tolist() for result in run_to_completion(engine, batch)}
+    engine.step(tiny.requests(4, tiny.SAMPLED, name="gone"), 3)
+    engine.abort_all()
+    finished = engine.step(batch[:3], 5) + engine.step(batch[3:6], 2) + engine.step(batch[6:], 1000)
+    assert not engine.has_unfinished()
+    assert {result.request_id: result.response_ids.tolist() for result in finished} == expected
+    engine.step(tiny.requests(4, tiny.SAMPLED, name="gone"), 3)
+    hybrid.end_rollout()  # with requests under way
+    hybrid.begin_rollout()
+    again = {result.request_id: result.response_ids.tolist() for result in run_to_completion(engine, batch, 7)}
+    hybrid.end_rollout()
+    assert again == expected
+
+
+def test_requests_join_and_are_aborted_midway(exact_process: tiny.Ranks) -> None:
+    exact_process(check_joining_and_aborting, timeout=200)
+
+
 def test_log_probs_agree_in_float32(exact_process: tiny.Ranks) -> None:
     exact_process(check_exact, timeout=200)

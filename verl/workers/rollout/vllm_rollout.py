@@ -4,6 +4,10 @@ The engine lives in the process that holds the training shard, so that weights p
 process. With tensor parallelism each rank builds its own engine under vLLM's `external_launcher`; all ranks of a
 replica then make the same calls and stay in step because every decision of the scheduler is deterministic.
 
+On CUDA vLLM schedules asynchronously: while the device computes a batch, the host prepares the next one, and a step
+returns the tokens of the batch before. Nothing is left under way once no request is pending, so that weights may change
+and memory may go.
+
 Three rules follow from how vLLM behaves:
 - every request carries its seed, since requests without one draw from the global generator;
 - log-probs are `processed_logprobs`, else temperature, top-p and top-k would be left out of them;
@@ -64,6 +68,7 @@ class VLLMRollout:
         with preserved_rng(), _restored_environment():
             self._llm = _build_llm(settings, self.hf_config)
         self._engine = self._llm.llm_engine
+        self._batches_ahead = self._engine.vllm_config.max_concurrent_batches - 1
         self._vocab_size = self.hf_config.get_text_config().vocab_size
         self._load_in_place = self._on_cuda and self._llm.apply_model(_weights_keep_their_layout)[0]
         self._pending: dict[str, int] = {}  # request id -> prompt length
@@ -91,6 +96,8 @@ class VLLMRollout:
             self._totals["steps"] += 1
             self._totals["running_sum"] += len(self._pending)
             results.extend(self._to_result(output) for output in self._engine.step() if output.finished)
+        if results and not self._pending:
+            self._settle()
         self._totals["busy_s"] += time.perf_counter() - started
         return results
 
@@ -101,6 +108,13 @@ class VLLMRollout:
         if self._pending:
             self._engine.abort_request(list(self._pending))
             self._pending.clear()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take in the batches that were prepared before the last request ended; nobody waits for their tokens."""
+        if self._batches_ahead:
+            for _ in range(self._batches_ahead + 1):  # one more tells the device which requests have ended
+                self._engine.step()
 
     def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Log-probs at temperature 1 of tokens 1.. given their prefix. Sequences must be shorter than `max_model_len`.
@@ -121,6 +135,7 @@ class VLLMRollout:
                     tokens, entries = output.prompt_token_ids, output.prompt_logprobs
                     values = [entries[i][tokens[i]].logprob for i in range(1, len(tokens))]
                     scores[output.request_id] = np.asarray(values, dtype=np.float32)
+        self._settle()
         return [scores[f"score-{index}"] for index in range(len(sequences))]
 
     def stats(self) -> dict[str, float]:
@@ -256,7 +271,7 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
         "generation_config": "vllm",  # no sampling default of the model overrides ours
         "skip_tokenizer_init": not _has_tokenizer(settings.model_path),
         "disable_log_stats": settings.disable_log_stats,
-        "async_scheduling": False,  # a slice of k steps is k tokens, on every rank alike
+        "async_scheduling": settings.device != "cpu",  # a CPU has nothing to overlap
         "trust_remote_code": settings.trust_remote_code,
         "seed": settings.seed,
     }

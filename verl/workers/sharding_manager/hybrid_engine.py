@@ -73,8 +73,9 @@ class HybridEngine:
     def begin_rollout(self) -> dict[str, float]:
         """Give the engine its memory and the current weights.
 
-        Returns `timing_rollout_s/weight_sync` (seconds, the whole call), `perf/weight_sync/tensors` (0 if nothing had
-        to travel) and the memory ledger before and after.
+        Returns seconds, `timing_rollout_s/weight_sync` of the whole call and `.../load_weights` and
+        `.../wake_kv_cache` of parts of it, `perf/weight_sync/tensors` (0 if nothing had to travel) and the memory
+        ledger before and after.
         """
         assert not self.rolling_out, "begin_rollout called twice"
         started = time.perf_counter()
@@ -83,12 +84,16 @@ class HybridEngine:
         plan = plan_weights(self.module) if self._engine_version != self._version else []
         _release_cached(self.device)
         self.engine.wake_up(["weights"])
+        loading = time.perf_counter()
         if plan:
             self._engine_version = -1
             self.engine.load_weights(stream_weights(plan, self.dtype, self.device))
             self._engine_version = self._version
             _release_cached(self.device)
+        waking = time.perf_counter()
         self.engine.wake_up(["kv_cache"])
+        metrics["timing_rollout_s/load_weights"] = waking - loading
+        metrics["timing_rollout_s/wake_kv_cache"] = time.perf_counter() - waking
         if plan:
             self.engine.reset_prefix_cache()
         metrics.update(memory_ledger(self.device, "rollout"))
