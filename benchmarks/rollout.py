@@ -30,7 +30,7 @@ from typing import Any
 
 import ray
 import torch
-from transformers import Qwen2Config
+from transformers import PretrainedConfig
 
 from agent_system.multi_turn_rollout.episode_loop import EpisodeLoop, RolloutPlan
 from agent_system.multi_turn_rollout.scheduler import JOIN_COST, ReplicaScheduler
@@ -42,7 +42,7 @@ from benchmarks.rollout_trace import (
     TracePrompts,
     check_lengths,
 )
-from benchmarks.update_phase import SHAPES
+from benchmarks.shapes import shape_config
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -248,8 +248,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def start_engines(args: argparse.Namespace, shape: dict[str, Any], folder: str) -> RayWorkerGroup:
-    Qwen2Config(**shape).save_pretrained(folder)
+def start_engines(args: argparse.Namespace, shape: PretrainedConfig, folder: str) -> RayWorkerGroup:
+    shape.save_pretrained(folder)
     longest = args.prompt_tokens[1] + args.response_tokens[1]
     config = default_config(
         "preset=embedded",
@@ -281,7 +281,7 @@ def main() -> None:
         trace.save(args.save_trace)
     gpus = args.replicas * args.tensor_parallel if args.device == "cuda" else 0
     ray.init(address="local", num_cpus=16, num_gpus=gpus, include_dashboard=False, logging_level=logging.WARNING)
-    shape = SHAPES["tiny" if args.tiny else "1.5b"]
+    shape = shape_config("tiny" if args.tiny else "1.5b")
     report: dict[str, Any] = {
         "requests": len(trace.turns), "prompt_tokens": trace.prompt_tokens, "response_tokens": trace.response_tokens,
         "replicas": args.replicas, "tensor_parallel": args.tensor_parallel, "env_seconds": args.env_seconds,
@@ -290,7 +290,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         group = start_engines(args, shape, folder)
         report["engine_start_s"] = [round(seconds, 1) for seconds in group.build()]
-        bench = Bench(args, trace, group, shape["vocab_size"])
+        bench = Bench(args, trace, group, shape.vocab_size)
         try:
             run_arms(bench, args, report)
         finally:

@@ -4,8 +4,13 @@
     torchrun --nproc_per_node 2 -m benchmarks.update_phase          # on two
     python3 -m benchmarks.update_phase --arms fit-compiled padded   # some of the ways only
     python3 -m benchmarks.update_phase --shape tiny --device cpu
+    python3 -m benchmarks.update_phase --shape smollm2-135m --prompt-tokens 700 900 --response-tokens 20 40 \\
+        --rows 240 --micro-tokens 16384 65536 --arms fit --profile profile      # where a small model spends its time
 
-Rows have the lengths of WebShop steps. The ways:
+Rows have the lengths of WebShop steps unless told otherwise. With several ``--micro-tokens`` each way of the actor runs
+once for each, with the same model. ``--profile`` runs an update of up to three micro-batches and their
+log-probabilities once more under torch.profiler and writes a text for each, see ``benchmarks.update_profile``. The
+ways:
 
 * ``plain``: what one writes without this trainer: a transformers model under FSDP2, 8 rows padded to 1,536 tokens, its
   own attention (sdpa), every layer recomputed, full logits. Its tokens per second count padding.
@@ -24,7 +29,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +37,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
+from benchmarks.shapes import SHAPES, shape_config
+from benchmarks.update_profile import profile_call
 from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.trainer.config import default_config
@@ -41,47 +48,46 @@ from verl.utils.flops_counter import FlopsCounter, get_device_flops
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, decoder_layers, ensure_process_group, shard_model
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.device_state import choose_device
+from verl.workers.rows import RaggedRows
 
 logger = logging.getLogger("benchmarks.update_phase")
 
-SHAPES = {
-    "1.5b": dict(
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        max_position_embeddings=32768,
-    ),
-    "tiny": dict(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=1024,
-        tie_word_embeddings=True,
-    ),
-}
 PACKED = ("all", "fit", "none", "all-compiled", "fit-compiled", "none-compiled")
 ARMS = ("plain", "padded", *PACKED)  # eager ones first: compiling the head holds for the process
 DEFAULT_ARMS = ("plain", "padded", "all", "fit", "fit-compiled")
 PADDED_PROMPT, PADDED_RESPONSE = 4096, 512
+PROFILED = 3  # micro-batches under the profiler
 PLAIN_ROWS, PLAIN_LENGTH = 8, 1536
 
 
-def make_rows(count: int, vocabulary: int, seed: int = 0) -> DataProto:
-    """Rows of 550–1,750 prompt and 60–250 response tokens."""
+@dataclasses.dataclass(frozen=True)
+class RowSizes:
+    """Least and most tokens of a prompt and of a response."""
+
+    prompt: tuple[int, int] = (550, 1750)
+    response: tuple[int, int] = (60, 250)
+
+    def __post_init__(self) -> None:
+        limits = {
+            "--prompt-tokens": (self.prompt, PADDED_PROMPT),
+            "--response-tokens": (self.response, PADDED_RESPONSE),
+        }
+        for option, ((least, most), limit) in limits.items():
+            if not 1 <= least <= most <= limit:
+                raise ValueError(f"{option} {least} {most}: give the least and the most, from 1 to {limit}")
+
+
+def make_rows(count: int, vocabulary: int, seed: int = 0, sizes: RowSizes | None = None) -> DataProto:
+    """Rows of random tokens; None takes the default sizes, 550–1,750 prompt and 60–250 response tokens."""
+    sizes = sizes or RowSizes()
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(60, 251, count)
+    lengths = rng.integers(sizes.response[0], sizes.response[1] + 1, count)
     responses = torch.from_numpy(rng.integers(0, vocabulary, (count, PADDED_RESPONSE)))
     mask = (torch.arange(PADDED_RESPONSE) < torch.from_numpy(lengths)[:, None]).long()
     prompts = np.empty(count, dtype=object)
     for i in range(count):
-        prompts[i] = rng.integers(0, vocabulary, rng.integers(550, 1751)).astype(np.int32)
+        length = rng.integers(sizes.prompt[0], sizes.prompt[1] + 1)
+        prompts[i] = rng.integers(0, vocabulary, length).astype(np.int32)
     return DataProto.from_dict(
         tensors={
             "responses": responses,
@@ -104,6 +110,11 @@ def pad_rows(rows: DataProto) -> DataProto:
     return padded
 
 
+def rows_within(lengths: Sequence[int], tokens: int) -> int:
+    """How many rows from the start stay within ``tokens``; at least one."""
+    return max(1, int((np.cumsum(lengths) <= tokens).sum()))
+
+
 def true_lengths(rows: DataProto) -> list[int]:
     """Tokens of each row without padding."""
     answers = rows.batch["response_mask"].sum(-1).tolist()
@@ -116,25 +127,25 @@ class Bench:
     def __init__(self, args: argparse.Namespace, folder: str) -> None:
         self.args, self.folder = args, folder
         self.device = choose_device(args.device)
-        self.config = Qwen2Config(**SHAPES[args.shape])
+        self.config = shape_config(args.shape)
+        self.sizes = RowSizes(tuple(args.prompt_tokens), tuple(args.response_tokens))
         self.flops = FlopsCounter(self.config)
         self.world = dist.get_world_size()
         half = torch.bfloat16 if self.device.type == "cuda" else None
         self.sharding = ShardingOptions(half, torch.float32 if half else None, reshard_after_forward=False)
 
-    def run(self, arm: str) -> dict[str, Any]:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        row = {"arm": arm} | (self._plain() if arm == "plain" else self._actor(arm))
-        if self.device.type == "cuda":
-            row["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+    def run(self, arm: str) -> Iterator[dict[str, Any]]:
+        """Figures of an arm, one row for each token budget."""
+        for row in self._plain() if arm == "plain" else self._actor(arm):
+            if self.device.type == "cuda":
+                row["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+            yield {"arm": arm} | row
         gc.collect()
         torch.compiler.reset()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return row
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> Iterator[dict[str, Any]]:
         with self.device:
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, attn_implementation="sdpa")
@@ -151,9 +162,11 @@ class Bench:
             optimizer.step()
             optimizer.zero_grad()
 
-        return self._measure(update, [length] * PLAIN_ROWS, tokens.numel())
+        self._forget_peak()
+        row = self._measure(update, [length] * PLAIN_ROWS, tokens.numel())
+        yield row | self._profile("plain", {"update": update})
 
-    def _actor(self, arm: str) -> dict[str, Any]:
+    def _actor(self, arm: str) -> Iterator[dict[str, Any]]:
         recompute, compiled = arm.split("-")[0], arm.endswith("-compiled")
         module = build_model(
             ModelSpec(self.folder, gradient_checkpointing=recompute != "none"),
@@ -163,26 +176,36 @@ class Bench:
         actor_config = dataclasses.replace(
             default_config("preset=embedded").actor_rollout_ref.actor,
             use_dynamic_bsz=True,
-            ppo_max_token_len_per_gpu=self.args.micro_tokens,
             ppo_mini_batch_size=self.args.rows * self.world,
         )
         actor = DataParallelPPOActor(actor_config, module, self._optimizer(module))
         actor.recompute = recompute == "fit"
+        for budget in self.args.micro_tokens:
+            self._forget_peak()
+            plan = dataclasses.replace(actor.update_plan, max_tokens=budget)
+            actor.update_plan = actor.log_prob_plan = plan
+            yield {"micro_tokens": budget} | self._packed(arm, actor)
+
+    def _packed(self, arm: str, actor: DataParallelPPOActor) -> dict[str, Any]:
+        """Figures of an actor with the token budget it has."""
         count = self.args.rows if arm != "padded" else max(1, self.args.rows // 4)
-        rows = make_rows(count, self.config.vocab_size, seed=dist.get_rank())
+        rows = make_rows(count, self.config.vocab_size, seed=dist.get_rank(), sizes=self.sizes)
         lengths, head_tokens = true_lengths(rows), int(rows.batch["response_mask"].sum())
         work = pad_rows(rows) if arm == "padded" else rows
         work.batch["old_log_probs"], _ = actor.compute_log_prob(work)
         first = actor.update_policy(work)  # also the first of the two that warm up
         row = self._measure(lambda: actor.update_policy(work), lengths, head_tokens, warm_up=1)
         row["first_ppo_kl"] = float(f"{first['actor/ppo_kl']:.2g}")
-        row["recomputed"] = sum(layer.gradient_checkpointing for layer in decoder_layers(module))
+        row["recomputed"] = sum(layer.gradient_checkpointing for layer in decoder_layers(actor.actor_module))
         self._timed(lambda: actor.compute_log_prob(work))
         seconds = self._timed(lambda: actor.compute_log_prob(work))
+        row["log_prob_s"] = round(seconds, 4)
         row["log_prob_tokens_per_s"] = round(self._over_ranks(sum(lengths)) / seconds / self.world)
-        if self.args.profile:
-            self._profile(lambda: actor.update_policy(work))
-        return row
+        if not self.args.profile:
+            return row
+        few = work[: rows_within(RaggedRows(work).lengths, PROFILED * actor.update_plan.max_tokens)]
+        calls = {"update": lambda: actor.update_policy(few), "log_prob": lambda: actor.compute_log_prob(few)}
+        return row | self._profile(f"{arm}-{actor.update_plan.max_tokens}", calls)
 
     def _optimizer(self, module: nn.Module) -> torch.optim.AdamW:
         return torch.optim.AdamW(module.parameters(), lr=1e-6, fused=self.device.type == "cuda")
@@ -220,50 +243,72 @@ class Bench:
         dist.all_reduce(total)
         return float(total)
 
-    def _profile(self, call: Callable[[], Any]) -> None:
-        with torch.profiler.profile() as profiler:
-            self._timed(call)
-        order = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
-        logger.info(profiler.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
+    def _forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def _profile(self, name: str, calls: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+        """Profiles of calls on rank 0, as ``{name}-{call}.txt``; other ranks only take part."""
+        if not self.args.profile:
+            return {}
+        figures = {}
+        for key, call in calls.items():
+            self._timed(call)  # allocations and graphs of these sizes
+            if dist.get_rank() == 0:
+                path = self.args.profile / f"{name}-{key}.txt"
+                figures[key] = profile_call(call, path, f"{name}, {key}", self.device, self.args.trace)
+            else:
+                call()
+            self._wait()
+        return {"profile": figures}
 
 
 def table(rows: Sequence[dict[str, Any]], ranks: int) -> str:
     """Rows as Markdown; figures are for one of ``ranks`` ranks."""
     lines = [
-        f"| way, figures a rank of {ranks} | tokens/s | MFU | memory GiB | layers recomputed | log-prob tokens/s |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| way, figures a rank of {ranks} | micro-batch | tokens/s | MFU | memory GiB | layers recomputed "
+        "| log-prob tokens/s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         cells = (
-            row["arm"], f"{row['tokens_per_s']:,}", f"{row['mfu']:.1%}", row.get("memory_gib", ""),
-            row.get("recomputed", ""), f"{row['log_prob_tokens_per_s']:,}" if "log_prob_tokens_per_s" in row else "",
+            row["arm"], row.get("micro_tokens", ""), f"{row['tokens_per_s']:,}", f"{row['mfu']:.1%}",
+            row.get("memory_gib", ""), row.get("recomputed", ""),
+            f"{row['log_prob_tokens_per_s']:,}" if "log_prob_tokens_per_s" in row else "",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, default=64, help="a rank; a quarter of them when padded")
-    parser.add_argument("--micro-tokens", type=int, default=16384)
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=RowSizes.prompt, metavar=("LEAST", "MOST"))
+    parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
+    parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
     parser.add_argument("--steps", type=int, default=4, help="timed updates, after two that warm up")
-    parser.add_argument("--profile", action="store_true", help="print the costliest kernels")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write a profile of each way into this folder")
+    parser.add_argument("--trace", action="store_true", help="with --profile: Chrome traces too, large")
     parser.add_argument("--out", type=Path, help="JSON of all figures")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
     choose_device(args.device)
     ensure_process_group(args.device)
     quiet = dist.get_rank() != 0
     logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, format="%(message)s")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        Qwen2Config(**SHAPES[args.shape]).save_pretrained(folder)
+        shape_config(args.shape).save_pretrained(folder)
         bench = Bench(args, folder)
-        for arm in sorted(args.arms, key=ARMS.index):
-            rows.append(bench.run(arm))
-            logger.info("arm: %s", json.dumps(rows[-1]))
+        for row in (row for arm in sorted(args.arms, key=ARMS.index) for row in bench.run(arm)):
+            rows.append(row)
+            logger.info("arm: %s", json.dumps(row))
             if args.out and not quiet:
                 args.out.write_text(json.dumps({"ranks": bench.world, "rows": rows}, indent=1), encoding="utf-8")
     logger.info("%s", table(rows, bench.world))

@@ -1,0 +1,105 @@
+"""Where a call spends its time: a short text under torch.profiler instead of a trace of hundreds of megabytes.
+
+A device that is busy for a small part of the wall time waits for the host: launches, hooks of FSDP, Python. Where
+``stream synchronise`` holds the missing seconds it is the host that waits. The profiler itself slows the host: compare
+shares, and take seconds from a run without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+TOP = 25
+# What is counted on the host: a name in the report, and the events that belong to it.
+COUNTED = {
+    "kernel_launches": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
+    "copies": ("cudaMemcpyAsync", "cudaMemcpy", "cudaMemsetAsync"),
+    "stream_synchronise": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+    "item": ("aten::item",),
+    "fsdp_hooks": ("FSDP::pre_*", "FSDP::post_*"),  # with the copies and collectives they start
+    "malloc": ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate", "cuMemMap"),
+}
+
+
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of ``spans`` (begin and end, microseconds) runs.
+
+    >>> busy_seconds([(0, 4e6), (2e6, 5e6), (7e6, 8e6)])
+    6.0
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total / 1e6
+
+
+def count_events(averages: Sequence[Any]) -> dict[str, tuple[int, float]]:
+    """How often each group of ``COUNTED`` was called, and its seconds on the host.
+
+    Args:
+        averages: entries with ``key``, ``count`` and ``cpu_time_total`` (microseconds), as of ``key_averages()``.
+    """
+    found = {}
+    for group, events in COUNTED.items():
+        own = [entry for entry in averages if any(fnmatchcase(entry.key, event) for event in events)]
+        found[group] = (sum(entry.count for entry in own), sum(entry.cpu_time_total for entry in own) / 1e6)
+    return found
+
+
+def profile_call(
+    call: Callable[[], Any], path: Path, title: str, device: torch.device, trace: bool = False
+) -> dict[str, float]:
+    """Run ``call`` once under the profiler and write what it did to ``path``.
+
+    Args:
+        call: should have run before: compilation and the first allocations are not of interest.
+        path: text file to write; with ``trace`` also a Chrome trace beside it, ``.json.gz``.
+        title: first line of the file.
+        device: where the call computes; its kernels are recorded too if that is CUDA.
+
+    Returns:
+        ``wall_s``, ``cuda_busy_s``, and for each group of ``COUNTED`` its calls and ``…_s``.
+    """
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as profiler:
+        begin = time.perf_counter()
+        call()
+        if cuda:
+            torch.cuda.synchronize(device)
+        wall = time.perf_counter() - begin
+    averages = profiler.key_averages()
+    counts = count_events(averages)
+    kernels = (
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    )
+    busy = busy_seconds(kernels)
+    lines = [title, f"{'wall s':<20}{wall:>12.4f}", f"{'cuda busy s':<20}{busy:>12.4f} ({busy / wall:.0%})"]
+    lines += [
+        f"{group.replace('_', ' '):<20}{calls:>12,}  {seconds:.4f} s on the host"
+        for group, (calls, seconds) in counts.items()
+    ]
+    orders = {"time on the host without children": "self_cpu_time_total"}
+    if cuda:
+        orders["time on the GPU"] = "self_cuda_time_total"
+    for words, order in orders.items():
+        lines += ["", f"The {TOP} largest by {words}", averages.table(order, TOP, max_name_column_width=64)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if trace:
+        profiler.export_chrome_trace(str(path.with_suffix(".json.gz")))
+    figures = {"wall_s": round(wall, 4), "cuda_busy_s": round(busy, 4)}
+    for group, (calls, seconds) in counts.items():
+        figures |= {group: calls, f"{group}_s": round(seconds, 4)}
+    return figures

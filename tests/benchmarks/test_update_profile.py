@@ -1,0 +1,84 @@
+"""The profile of an update counts what happened, and the benchmark runs with several micro-batch sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.shapes import shape_config
+from benchmarks.update_phase import RowSizes, make_rows, rows_within, true_lengths
+from benchmarks.update_profile import busy_seconds, count_events, profile_call
+
+
+def test_overlapping_kernels_count_once() -> None:
+    assert busy_seconds([]) == 0
+    assert busy_seconds([(7e6, 8e6), (0, 4e6), (1e6, 2e6), (3e6, 5e6)]) == pytest.approx(6)
+
+
+def test_events_are_counted_by_group() -> None:
+    entries = [
+        SimpleNamespace(key=key, count=count, cpu_time_total=microseconds)
+        for key, count, microseconds in (
+            ("cudaLaunchKernel", 7, 2e6),
+            ("cuLaunchKernelEx", 2, 1e6),
+            ("FSDP::pre_forward (layers.0)", 3, 4e6),
+            ("FSDP::all_gather", 3, 9e6),  # inside of the former
+            ("aten::mm", 5, 1e6),
+        )
+    ]
+    found = count_events(entries)
+    assert found["kernel_launches"] == (9, 3.0)
+    assert found["fsdp_hooks"] == (3, 4.0)
+    assert found["malloc"] == (0, 0.0)
+
+
+def test_a_profile_names_the_operations(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "profile.txt"
+    value = torch.ones(3)
+    figures = profile_call(lambda: [value.sum().item() for _ in range(4)], path, "four sums", torch.device("cpu"))
+    text = path.read_text(encoding="utf-8")
+    assert figures["item"] == 4 and figures["cuda_busy_s"] == 0
+    assert text.startswith("four sums\n") and "aten::sum" in text
+
+
+def test_rows_have_the_sizes_asked_for() -> None:
+    rows = make_rows(50, 100, sizes=RowSizes((700, 702), (20, 21)))
+    assert {len(prompt) for prompt in rows.non_tensor_batch["prompt_ids"]} == {700, 701, 702}
+    assert set(rows.batch["response_mask"].sum(-1).tolist()) == {20, 21}
+    lengths = true_lengths(rows)
+    assert rows_within(lengths, sum(lengths[:7])) == 7
+    assert rows_within(lengths, sum(lengths[:7]) - 1) == 6
+    assert rows_within(lengths, 1) == 1
+    with pytest.raises(ValueError, match="--response-tokens"):
+        RowSizes(response=(1, 100000))
+
+
+def test_the_small_shape_is_the_size_of_its_name() -> None:
+    config = shape_config("smollm2-135m")
+    assert config.hidden_size == config.num_attention_heads * 64
+    kv = config.hidden_size * config.num_key_value_heads // config.num_attention_heads
+    layer = config.hidden_size * (2 * config.hidden_size + 2 * kv + 3 * config.intermediate_size + 2)
+    total = config.num_hidden_layers * layer + config.hidden_size * (config.vocab_size + 1)
+    assert total == 134_515_008
+
+
+def test_each_way_runs_once_for_each_token_budget(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "benchmarks.update_phase", "--shape", "tiny", "--device", "cpu", "--arms", "plain", "fit",
+        "--rows", "4", "--steps", "1", "--prompt-tokens", "50", "60", "--response-tokens", "5", "9",
+        "--micro-tokens", "70", "300", "--profile", str(tmp_path), "--out", str(tmp_path / "out.json"),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=300, cwd=Path(__file__).parents[2])
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["rows"]
+    assert [(row["arm"], row.get("micro_tokens")) for row in rows] == [("plain", None), ("fit", 70), ("fit", 300)]
+    names = {path.stem for path in tmp_path.glob("*.txt")}
+    both = {f"fit-{budget}-{call}" for budget in (70, 300) for call in ("update", "log_prob")}
+    assert names == {"plain-update"} | both
+    hooks = [row["profile"]["update"]["fsdp_hooks"] for row in rows[1:]]
+    assert hooks[0] == 3 * hooks[1]  # three micro-batches against one
