@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from verl.protocol import DataProtoFuture
 from verl.single_controller.base import megatron_dispatch as megatron
 from verl.single_controller.base.dispatch import (
     _split_args_kwargs_data_proto,
@@ -30,6 +29,7 @@ from verl.single_controller.base.dispatch import (
     dispatch_one_to_all,
     dummy_direct_rollout_call,
 )
+from verl.single_controller.base.row_types import is_rows_to_come
 from verl.utils.py_functional import DynamicEnum
 
 __all__ = [
@@ -177,7 +177,7 @@ def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple, dict]:
     """Wait for the arguments that are futures."""
 
     def materialize(value: Any) -> Any:
-        return value.get() if isinstance(value, DataProtoFuture) else value
+        return value.get() if is_rows_to_come(value) else value
 
     return tuple(materialize(arg) for arg in args), {key: materialize(value) for key, value in kwargs.items()}
 

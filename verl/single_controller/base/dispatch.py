@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from verl.protocol import DataProto, DataProtoFuture, _padding_size_key
+from verl.single_controller.base.row_types import is_rows, is_rows_to_come
 
 if TYPE_CHECKING:
+    from verl.protocol import DataProto, DataProtoFuture
     from verl.single_controller.base.worker_group import WorkerGroup
 
 Arguments = tuple[tuple, dict]
@@ -28,7 +29,7 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> tup
     """Cut every argument, which must be a DataProto or a future of one, into ``chunks`` parts."""
 
     def split(value: Any) -> list:
-        assert isinstance(value, (DataProto, DataProtoFuture)), f"{type(value).__name__} cannot be cut over the workers"
+        assert is_rows(value) or is_rows_to_come(value), f"{type(value).__name__} cannot be cut over the workers"
         return value.chunk(chunks=chunks)
 
     return _map_arguments(split, args, kwargs)
@@ -41,21 +42,23 @@ def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **k
     ``_padding_size_key`` of the keyword arguments. All padded arguments must have the same number of rows.
     """
     lengths = {
-        len(value) for value in (*args, *kwargs.values()) if isinstance(value, DataProto) and value.is_padding_enabled()
+        len(value) for value in (*args, *kwargs.values()) if is_rows(value) and value.is_padding_enabled()
     }
     assert len(lengths) <= 1, f"arguments that may be padded must be equally long, got {sorted(lengths)} rows"
     length = lengths.pop() if lengths else 0
     padding_size = -length % chunks
 
     def split(value: Any) -> list:
-        assert isinstance(value, (DataProto, DataProtoFuture)), f"{type(value).__name__} cannot be cut over the workers"
-        if padding_size and isinstance(value, DataProto) and value.is_padding_enabled():
+        assert is_rows(value) or is_rows_to_come(value), f"{type(value).__name__} cannot be cut over the workers"
+        if padding_size and is_rows(value) and value.is_padding_enabled():
             value = value.slice()
             value.padding(padding_size=padding_size, padding_candidate="last")
         return value.chunk(chunks=chunks)
 
     split_args, split_kwargs = _map_arguments(split, args, kwargs)
     if padding_size:
+        from verl.protocol import _padding_size_key
+
         split_kwargs[_padding_size_key] = padding_size
     return split_args, split_kwargs
 
@@ -113,9 +116,11 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: WorkerGroup, *args: A
 def _concat_data_proto_or_future(output: list) -> DataProto | DataProtoFuture:
     kinds = {type(part) for part in output}
     assert len(kinds) == 1, f"workers answered with different types: {sorted(kind.__name__ for kind in kinds)}"
-    if isinstance(output[0], DataProto):
-        return DataProto.concat(output)
+    if is_rows(output[0]):
+        return type(output[0]).concat(output)
     if isinstance(output[0], ray.ObjectRef):
+        from verl.protocol import DataProtoFuture
+
         return DataProtoFuture.concat(output)
     raise AssertionError(f"workers must answer with DataProto, got {type(output[0]).__name__}")
 

@@ -8,15 +8,18 @@ serve groups that users bring along.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verl.protocol import DataProto, DataProtoFuture
 from verl.single_controller.base.dispatch import (
     Arguments,
     _concat_data_proto_or_future,
     _map_arguments,
     _split_args_kwargs_data_proto,
 )
+from verl.single_controller.base.row_types import is_rows_to_come
+
+if TYPE_CHECKING:
+    from verl.protocol import DataProto, DataProtoFuture
 
 
 def data_parallel_parts(worker_group: Any) -> int:
@@ -39,7 +42,7 @@ def _spread(worker_group: Any, parts: int, part_of_rank: Callable[[int], int], a
     """Give every rank its element of each argument, a list of ``parts`` elements (or a future to cut)."""
 
     def spread(value: Any) -> list:
-        elements = value.chunk(chunks=parts) if isinstance(value, DataProtoFuture) else value
+        elements = value.chunk(chunks=parts) if is_rows_to_come(value) else value
         assert isinstance(elements, (tuple, list)) and len(elements) == parts, f"expected lists of {parts} elements"
         return [elements[part_of_rank(rank)] for rank in range(worker_group.world_size)]
 

@@ -23,9 +23,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from verl.protocol import DataProto, _padding_size_key
 from verl.single_controller.base import ResourcePool, WorkerGroup
 from verl.single_controller.base.register_center.ray import register_center_name, wait_for_rank_zero_info
+from verl.single_controller.base.row_types import is_rows
 from verl.single_controller.ray.colocate import (
     ROLE_METHOD_SEPARATOR,
     create_colocated_worker_cls,
@@ -91,13 +91,15 @@ def func_generator(
     """The group's face of one registered method: dispatch, execute, wait if ``blocking``, collect, drop padding."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        from verl.protocol import _padding_size_key
+
         args, kwargs = dispatch_fn(self, *args, **kwargs)
         padding_size = kwargs.pop(_padding_size_key, 0)
         output = execute_fn(method_name, *args, **kwargs)
         if blocking:
             output = self._wait(output, method_name)
         output = collect_fn(self, output)
-        if padding_size and isinstance(output, DataProto) and len(output) > 0:
+        if padding_size and is_rows(output) and len(output) > 0:
             output = output.slice(0, len(output) - padding_size)
         return output
 
@@ -450,4 +452,4 @@ def _checked_env_vars(env_vars: dict[str, str] | None) -> dict[str, str]:
 
 def _in_object_store(value: Any) -> Any:
     """Rows that several workers get are stored once; everything else goes along with the call."""
-    return ray.put(value) if isinstance(value, DataProto) else value
+    return ray.put(value) if is_rows(value) else value
