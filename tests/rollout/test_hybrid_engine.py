@@ -142,6 +142,23 @@ def test_the_probe_measures_the_gap(folder: str) -> None:
         hybrid.verify(lambda sequences: [row * np.float32("nan") for row in score(sequences)], rows)
 
 
+def test_the_probe_asks_with_tokens_that_any_tokenizer_has(tmp_path) -> None:
+    model = tiny.build_model(seed=1)
+    model.resize_token_embeddings(4096, mean_resizing=False)
+    model.config.save_pretrained(tmp_path)
+    hybrid = hybrid_of(model, str(tmp_path))
+    seen: list[np.ndarray] = []
+
+    def score(sequences: list[np.ndarray]) -> list[np.ndarray]:
+        seen.extend(sequences)
+        return tiny.score_fn(model)(sequences)
+
+    hybrid.begin_rollout()
+    hybrid.verify(score)
+    assert len(seen) == 4
+    assert max(int(row[:16].max()) for row in seen) < 2048, "rows past the tokenizer's end may hold anything"
+
+
 def test_the_probe_finds_stale_and_corrupted_weights(folder: str) -> None:
     model = tiny.build_model(seed=1)
     hybrid = hybrid_of(model, folder)

@@ -31,6 +31,7 @@ ScoreFn = Callable[[list[np.ndarray]], list[np.ndarray]]
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}  # mean gap of log-probs, nats
 _SYNC_SLACK = 10.0  # tolerances; beyond them the probe of a running training stops it
 _PROBE_ROWS, _PROBE_PROMPT, _PROBE_RESPONSE = 4, 16, 48
+_PROBE_VOCABULARY = 2048  # prompts take lower token ids: rows at the end may belong to no token and hold anything
 
 
 class HybridEngine:
@@ -169,7 +170,8 @@ class HybridEngine:
         )
         draw = np.random.default_rng(0)
         shape = (_PROBE_ROWS, prompt_length)
-        prompts = list(draw.integers(config.get_text_config().vocab_size, size=shape, dtype=np.int32))
+        vocabulary = min(config.get_text_config().vocab_size, _PROBE_VOCABULARY)
+        prompts = list(draw.integers(vocabulary, size=shape, dtype=np.int32))
         requests = [RolloutRequest(f"probe-{i}", prompt, sampling, seed=i) for i, prompt in enumerate(prompts)]
         results = {result.request_id: result for result in run_to_completion(self.engine, requests)}
         ordered = [results[request.request_id] for request in requests]
