@@ -57,7 +57,9 @@ def build(folder: str, dtype: torch.dtype = torch.bfloat16) -> None:
     changes = {"dtype": dtype, "gpu_memory_utilization": 0.3, "enforce_eager": dtype == torch.float32}
     engine = VLLMRollout(tiny.settings(folder, device="cuda", **changes))
     STATE.update(model=model, engine=engine)
-    STATE["hybrid"] = HybridEngine(model, engine, device="cuda", dtype=dtype)
+    # Random weights of this scale differ by 0.05 to 0.08 between two bfloat16 forward passes; wrong weights by nats.
+    tolerance = 0.2 if dtype == torch.bfloat16 else None
+    STATE["hybrid"] = HybridEngine(model, engine, device="cuda", dtype=dtype, tolerance=tolerance)
 
 
 def on_gpu(row: np.ndarray, temperature: float = 1.0) -> np.ndarray:
