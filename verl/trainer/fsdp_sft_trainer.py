@@ -35,6 +35,7 @@ from verl.utils.dataset.sft_dataset import SFTDataset
 from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import (
     ShardingOptions,
+    begin_micro_batch,
     create_device_mesh,
     ensure_process_group,
     reshard,
@@ -191,7 +192,8 @@ class SFTTrainer:
         batches = self._micro_batches(self.train_data, self._rows_of_step(self.global_step))
         learnt, seen = self._global_tokens(batches)
         total = torch.zeros((), device=self.device)
-        for packed in batches:
+        for number, packed in enumerate(batches, 1):
+            begin_micro_batch(self.model, last=number == len(batches))
             log_probs, _ = forward_log_probs(self.model, packed, temperature=1.0, with_entropy=False)
             loss = -log_probs.sum() / learnt
             (loss * self.world_size).backward()  # FSDP averages gradients over ranks

@@ -109,7 +109,28 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) ->
         )
     # The root (embeddings, final norm, output head) is needed first and last: it stays gathered over the backward.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
+    model.sharding_options = options
     return model
+
+
+def begin_micro_batch(model: nn.Module, last: bool) -> None:
+    """Tell a sharded model whether more micro-batches follow before the optimiser's step; call it before the forward.
+
+    Weights do not change in between, so with ``reshard_after_forward=False``, where they all fit at once anyway,
+    they are gathered once for all micro-batches. A single rank adds up gradients where they are and hands them over
+    after the last, which takes no more memory. Several ranks reduce them every time: a gradient that is not yet
+    reduced has full size. A model that is not sharded by ``shard_model`` is left alone.
+
+    Args:
+        last: the same on all ranks.
+    """
+    options = getattr(model, "sharding_options", None)
+    if options is None:
+        return
+    if not options.reshard_after_forward:
+        model.set_reshard_after_backward(last)
+    if dist.get_world_size() == 1 and not options.cpu_offload:
+        model.set_requires_gradient_sync(last)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

@@ -76,6 +76,7 @@ class MicroBatch:
     indices: np.ndarray  # positions in the rank's rows; empty for a filler
     mask: torch.Tensor  # (rows, width) float32
     columns: dict[str, torch.Tensor]
+    last: bool  # of the rows that were asked for, on every rank alike
 
     @property
     def width(self) -> int:
@@ -123,7 +124,7 @@ def micro_batches(
     count = torch.tensor(len(groups), device=device)
     dist.all_reduce(count, op=dist.ReduceOp.MAX)
     groups += [[] for _ in range(int(count) - len(groups))]
-    for group in groups:
+    for number, group in enumerate(groups, 1):
         indices = members[group] if group else np.zeros(0, dtype=np.int64)
         packed = rows.pack(indices, device)
         width = max(1, int(max((len(rows.responses[i]) for i in indices), default=0)))
@@ -132,6 +133,7 @@ def micro_batches(
             indices=indices,
             mask=_take(rows.mask, indices, width, device),
             columns={name: _take(data.batch[name].float(), indices, width, device) for name in column_names},
+            last=number == len(groups),
         )
 
 

@@ -24,7 +24,7 @@ from verl.trainer.ppo.policy_loss import (
     check_policy_loss_output,
     get_policy_loss_fn,
 )
-from verl.utils.fsdp_utils import decoder_layers, reshard
+from verl.utils.fsdp_utils import begin_micro_batch, decoder_layers, reshard
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -84,13 +84,17 @@ class DataParallelPPOActor(BasePPOActor):
         with_entropy = data.meta_info.get("calculate_entropy", True)
         log_probs = torch.zeros(len(rows), rows.width)
         entropys = torch.zeros(len(rows), rows.width)
+        targets = (log_probs, entropys) if with_entropy else (log_probs,)
+        found: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []  # rows, one of targets, values on the device
         for micro in micro_batches(data, rows, np.arange(len(rows)), self.log_prob_plan, [], self.device):
             flat = forward_log_probs(self.actor_module, micro.packed, data.meta_info["temperature"], with_entropy)
-            if not len(micro.indices):
-                continue
-            where = (torch.from_numpy(micro.indices), slice(micro.width))
-            for target, values in zip((log_probs, entropys), flat):
-                target[where] = micro.packed.scatter_response(values, micro.width).cpu()
+            if len(micro.indices):
+                found += [
+                    (micro.indices, target, micro.packed.scatter_response(values, micro.width))
+                    for target, values in zip(targets, flat)
+                ]
+        for indices, target, values in found:  # here and not above, where the host would wait for each micro-batch
+            target[torch.from_numpy(indices), : values.shape[1]] = values.cpu()
         reshard(self.actor_module)
         self.actor_module.train()
         return log_probs, entropys
@@ -151,6 +155,7 @@ class DataParallelPPOActor(BasePPOActor):
         )
         total = torch.zeros((), device=self.device)
         for micro in micro_batches(data, rows, members, self.update_plan, columns, self.device):
+            begin_micro_batch(self.actor_module, micro.last)
             loss = self._micro_loss(micro, normalizer, data.meta_info["temperature"], sums)
             (loss * dist.get_world_size()).backward()  # FSDP averages gradients over ranks
             total += loss.detach()

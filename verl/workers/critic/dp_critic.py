@@ -18,7 +18,7 @@ from verl.models.recompute import fit_recomputation
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, token_and_row_counts
 from verl.trainer.ppo.value_loss import value_loss_per_token
-from verl.utils.fsdp_utils import decoder_layers, reshard
+from verl.utils.fsdp_utils import begin_micro_batch, decoder_layers, reshard
 from verl.workers.critic.base import BasePPOCritic
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -67,11 +67,13 @@ class DataParallelPPOCritic(BasePPOCritic):
         self.critic_module.eval()
         rows = RaggedRows(data)
         values = torch.zeros(len(rows), rows.width)
+        found: list[tuple[np.ndarray, torch.Tensor]] = []  # rows, their values on the device
         for micro in micro_batches(data, rows, np.arange(len(rows)), self.forward_plan, [], self.device):
             flat = forward_values(self.critic_module, micro.packed)
             if len(micro.indices):
-                padded = micro.packed.scatter_response(flat, micro.width).cpu()
-                values[torch.from_numpy(micro.indices), : micro.width] = padded
+                found.append((micro.indices, micro.packed.scatter_response(flat, micro.width)))
+        for indices, padded in found:  # here and not above, where the host would wait for each micro-batch
+            values[torch.from_numpy(indices), : padded.shape[1]] = padded.cpu()
         reshard(self.critic_module)
         self.critic_module.train()
         return values * rows.mask
@@ -107,6 +109,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         normalizer = LossNormalizer(self.config.loss_agg_mode, tokens, row_count, self.response_length or rows.width)
         total = torch.zeros((), device=self.device)
         for micro in micro_batches(data, rows, members, self.update_plan, _COLUMNS, self.device):
+            begin_micro_batch(self.critic_module, micro.last)
             loss = self._micro_loss(micro, normalizer, sums)
             (loss * dist.get_world_size()).backward()  # FSDP averages gradients over ranks
             total += loss.detach()

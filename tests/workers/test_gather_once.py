@@ -1,0 +1,87 @@
+"""Several micro-batches before a step: weights gathered once and gradients reduced once give the very same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.workers.ranks import run_ranks
+from tests.workers.tiny import actor_config, random_rows, save_tiny_model
+from verl.models.build import ModelSpec, build_model
+from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, decoder_layers, ensure_process_group
+from verl.workers.actor import DataParallelPPOActor
+
+ROWS, STEPS = 12, 2
+PRECISIONS = {"float32": (None, None), "bfloat16": (torch.bfloat16, torch.float32)}
+EVERY_TIME = "verl.workers.actor.dp_actor.begin_micro_batch"
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    ensure_process_group("cpu")
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def _actor(path: str, precision: str, reshard_after_forward: bool) -> DataParallelPPOActor:
+    mesh = create_device_mesh(dist.get_world_size(), -1, "cpu")
+    options = ShardingOptions(*PRECISIONS[precision], reshard_after_forward=reshard_after_forward)
+    module = build_model(ModelSpec(path, seed=7), mesh, options)
+    config = actor_config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2, grad_clip=1.0)
+    return DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.05), response_length=32)
+
+
+def _weights(actor: DataParallelPPOActor) -> dict[str, torch.Tensor]:
+    rows = random_rows(ROWS)[dist.get_rank() :: dist.get_world_size()]
+    rows.batch["mini_batch"] = torch.arange(len(rows)) % STEPS
+    actor.update_policy(rows)
+    return {name: tensor.clone() for name, tensor in full_parameters(actor.actor_module)}
+
+
+def _differing(path: str, precision: str, reshard_after_forward: bool) -> list[str]:
+    """Names of weights that differ from those of an update which gathers and reduces in every micro-batch."""
+    once = _weights(_actor(path, precision, reshard_after_forward))
+    with mock.patch(EVERY_TIME):
+        every_time = _weights(_actor(path, precision, reshard_after_forward))
+    return [name for name, tensor in once.items() if not torch.equal(tensor, every_time[name])]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("reshard_after_forward", [False, True])
+def test_one_rank_gets_the_same_weights_to_the_bit(
+    model_path: str, precision: str, reshard_after_forward: bool
+) -> None:
+    assert _differing(model_path, precision, reshard_after_forward) == []
+
+
+def test_two_ranks_get_the_same_weights_to_the_bit(model_path: str) -> None:
+    assert run_ranks(_differing, 2, model_path, "bfloat16", False) == [[], []]
+
+
+def _count_calls(module: nn.Module, call: Callable[[], object]) -> tuple[int, int]:
+    """How often a layer's weights were gathered and its gradients reduced."""
+    group = decoder_layers(module)[0]._get_fsdp_state()._fsdp_param_group
+    gathered = 0
+    original = type(group)._to_unsharded
+
+    def counted(self: object) -> None:
+        nonlocal gathered
+        gathered += self is group
+        original(self)
+
+    with mock.patch.object(type(group), "_to_unsharded", counted), torch.profiler.profile() as profiler:
+        call()
+    name = "FSDP::post_backward_reduce (model.layers.0)"
+    return gathered, sum(entry.count for entry in profiler.key_averages() if entry.key == name)
+
+
+def test_one_rank_gathers_and_reduces_once_a_step(model_path: str) -> None:
+    actor = _actor(model_path, "bfloat16", reshard_after_forward=False)
+    assert _count_calls(actor.actor_module, lambda: _weights(actor)) == (STEPS, STEPS)
+    group = decoder_layers(actor.actor_module)[0]._get_fsdp_state()._fsdp_param_group
+    assert not group.is_unsharded and group.reduce_grads and group.reshard_after_backward
