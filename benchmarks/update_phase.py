@@ -132,7 +132,7 @@ class Bench:
         self.flops = FlopsCounter(self.config)
         self.world = dist.get_world_size()
         half = torch.bfloat16 if self.device.type == "cuda" else None
-        self.sharding = ShardingOptions(half, torch.float32 if half else None, reshard_after_forward=False)
+        self.sharding = ShardingOptions(half, torch.float32 if half else None, args.reshard_after_forward)
 
     def run(self, arm: str) -> Iterator[dict[str, Any]]:
         """Figures of an arm, one row for each token budget."""
@@ -289,6 +289,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=RowSizes.prompt, metavar=("LEAST", "MOST"))
     parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
+    parser.add_argument("--reshard-after-forward", action="store_true", help="as the key of fsdp_config has it")
     parser.add_argument("--steps", type=int, default=4, help="timed updates, after two that warm up")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write a profile of each way into this folder")
     parser.add_argument("--trace", action="store_true", help="with --profile: Chrome traces too, large")
