@@ -1,4 +1,4 @@
-"""How the rollout loop reaches the engines: a client with one outstanding call per replica."""
+"""How the rollout loop reaches the engines: a client whose calls each replica runs in the order of their submission."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from verl.workers.rollout.base import RolloutRequest, RolloutResult
 
 @runtime_checkable
 class GenerationClient(Protocol):
-    """Engines by replica number. A reference from ``submit`` resolves to the results that finished in that slice."""
+    """Engines by replica number.
+
+    A reference from ``submit`` resolves to the results that finished in that slice. A replica runs its calls one after
+    the other, as they were submitted; the next may be submitted while one runs.
+    """
 
     num_replicas: int
 

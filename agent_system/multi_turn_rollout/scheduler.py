@@ -1,12 +1,20 @@
-"""Which replica gets a request, when requests join, and how long a slice is.
+"""Which replica gets a request, when requests join, and what keeps an engine busy until they do.
 
 An engine step that also prefills costs about twice a pure decode step, so requests join in bunches: what becomes ready
-while an engine works waits for the end of its slice. With answers of L tokens, slices of k steps make each request wait
+while an engine works waits for the next one. With answers of L tokens, bunches every k steps make each request wait
 k/2 steps of its L on average, and a join costs c steps of every k: k/(2L) + c/k is least at k = sqrt(2cL). How many
 requests run cancels out.
 
-What finished in a slice comes back within milliseconds, as the next prompt of its episode. An engine that has other
-requests bridges that time with a short slice that nothing joins; one without waits a moment.
+What finished in a slice comes back within milliseconds, as the next prompt of its episode. So that an engine does not
+stand still meanwhile, it has up to two calls, and runs them in their order: behind each whole slice, which a bunch
+joins, waits a *bridge*, a short slice that nothing joins::
+
+    engine  |  whole slice      |  bridge  |  whole slice      |  bridge  |
+    driver                       results → decode, environments, prompts → the next bunch, behind the bridge
+
+A bridge lasts as long as the next bunch is likely to take, which is learned, and both together k steps. If the bunch
+takes longer, another bridge goes behind the first. An engine without requests ends a bridge at once; it waits a moment
+for environments before it gets its bunch.
 """
 
 from __future__ import annotations
@@ -21,34 +29,56 @@ import ray
 from agent_system.multi_turn_rollout.generation import GenerationClient
 from verl.workers.rollout.base import FINISH_ABORT, RolloutRequest, RolloutResult
 
-_SHORTEST_SLICE = 8  # engine steps; below that the call itself costs more than the steps of a small model
-JOIN_COST = 2.0  # decode steps: the step that prefills, and the call between two slices
+_MOST_CALLS = 2  # of a replica: the one that runs and the one behind it
+_SHORTEST_SLICE = 8  # engine steps from bunch to bunch; below that calls cost more than the steps of a small model
+JOIN_COST = 2.0  # decode steps: what a step that prefills costs more, and a call
 _LONGEST_HOLD_S = 0.05
 _HOLD_SHARE = 0.1  # of the last slice's time that an idle engine waits for environments that are about to answer
 _BRIDGE_SHARE = 0.3  # of it that an engine with requests goes on before others join
+_ROUND_TRIP_S = 0.005  # a call's results to the driver, and another call to the engine
+_LONGEST_GAP_S = 0.1
+_FORGET = 0.25  # of what a bridge was too long; what it was too short counts in full, as then the engine stood still
 _UNBALANCED = 1.25  # requests leave their group's replica when it has so many times the load of the least loaded one
+
+
+@dataclass
+class _Call:
+    ref: ray.ObjectRef
+    requests: int  # that join
+    steps: int
+    bridge: bool
+    submitted_at: float
 
 
 @dataclass
 class _Replica:
     queue: list[RolloutRequest] = field(default_factory=list)
-    running: int = 0
-    call: ray.ObjectRef | None = None
-    submitted_at: float = 0.0
-    idle_since: float = 0.0  # the end of its last whole slice
-    last_slice_s: float = 0.0
-    step_s: float = 0.0  # of an engine step in that slice
-    steps: int = 0  # of the call that runs
-    bridging: bool = False
+    running: int = 0  # requests sent whose results have not come back
+    calls: list[_Call] = field(default_factory=list)  # outstanding, in the order in which the engine runs them
+    answered_at: float = 0.0  # the end of its last call
+    slice_ended_at: float = 0.0  # of its last whole slice
+    slice_s: float = 0.0  # the length of that
+    bunch_due: bool = False  # it had results, so that others follow
+    bridge_steps: int = 0  # of its last bridge
+    step_s: float = 0.01  # of an engine step without prompts; the first value is a guess
+    gap_s: float = _LONGEST_HOLD_S  # from a whole slice's results until the next bunch is sent; likewise
 
     @property
     def load(self) -> int:
         return self.running + len(self.queue)
 
+    @property
+    def call_began_at(self) -> float:
+        """When the engine began the first of its calls: it was sent before, or had to wait for the one before it."""
+        return max(self.calls[0].submitted_at, self.answered_at)
+
 
 @dataclass
 class EngineCounts:
-    """What the engines did in one rollout."""
+    """What the engines did in one rollout.
+
+    slices: calls, bridges included. busy_s: seconds with a call, summed over replicas; two calls of one count once.
+    """
 
     slices: int = 0
     requests: int = 0
@@ -58,12 +88,12 @@ class EngineCounts:
 
 
 class ReplicaScheduler:
-    """Queues requests for replicas and hands them over slice by slice.
+    """Queues requests for replicas and hands them over in bunches.
 
     Args:
         client: the engines.
-        max_steps_per_slice: most engine steps of one slice (``actor_rollout_ref.rollout.max_steps_per_slice``).
-        call_limit_s: time limit of one slice, seconds (``trainer.step_timeout``).
+        max_steps_per_slice: most engine steps from bunch to bunch (``actor_rollout_ref.rollout.max_steps_per_slice``).
+        call_limit_s: time limit of one call from its begin in the engine, seconds (``trainer.step_timeout``).
         join_cost: what a join costs, in decode steps.
     """
 
@@ -79,16 +109,15 @@ class ReplicaScheduler:
         self._call_limit_s = call_limit_s
         self._join_cost = join_cost
         now = time.perf_counter()
-        self._replicas = [_Replica(idle_since=now) for _ in range(client.num_replicas)]
+        self._replicas = [_Replica(answered_at=now, slice_ended_at=now) for _ in range(client.num_replicas)]
         self._home: dict[int, int] = {}
-        self._by_call: dict[ray.ObjectRef, int] = {}
         self._finished = 0
         self.counts = EngineCounts()
 
     @property
     def calls(self) -> list[ray.ObjectRef]:
-        """The outstanding calls, at most one per replica."""
-        return list(self._by_call)
+        """The calls to wait for: of each replica the one that runs. Another one may stand behind it."""
+        return [replica.calls[0].ref for replica in self._replicas if replica.calls]
 
     def enqueue(self, group: int, request: RolloutRequest) -> None:
         """Queues a request at the replica of its group, whose prefix cache knows the task."""
@@ -100,43 +129,29 @@ class ReplicaScheduler:
         self.counts.prompt_tokens += len(request.prompt_ids)
 
     def dispatch(self, environments_pending: bool) -> float | None:
-        """Starts a slice on every idle replica that has work.
+        """Sends every replica the calls that are due.
 
         Args:
-            environments_pending: replies are on their way that may bring more requests; a replica gives them a moment,
-                so that they join now and not a slice later.
+            environments_pending: replies are on their way that may bring more requests; a bunch waits a moment for
+                them, so that they join now and not a slice later.
 
         Returns:
-            Seconds until a replica that waits should no longer wait; None if none waits.
+            Seconds until the next call is due if nothing comes back before; None if none is.
         """
         self._balance()
-        now = time.perf_counter()
-        holds = []
-        for number, replica in enumerate(self._replicas):
-            if replica.call is not None or replica.load == 0:
-                continue
-            remaining = self._hold(replica) - (now - replica.idle_since)
-            if not environments_pending or remaining <= 0:
-                self._submit(number, replica, self.slice_steps())
-            elif replica.running and replica.step_s:
-                self._submit(number, replica, max(1, int(remaining / 2 / replica.step_s)), bridging=True)
-            else:
-                holds.append(remaining)
-        return min(holds, default=None)
+        waits = [self._keep_busy(number, environments_pending) for number in range(len(self._replicas))]
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def collect(self, call: ray.ObjectRef) -> list[RolloutResult]:
-        """Results of a call that is ready; an engine's error is raised here."""
-        number = self._by_call.pop(call)
+        """Results of one of ``calls`` that is ready; an engine's error is raised here."""
+        number = next(n for n, replica in enumerate(self._replicas) if replica.calls and replica.calls[0].ref == call)
         replica = self._replicas[number]
+        began_at, done = replica.call_began_at, replica.calls.pop(0)
         results = self._client.receive(call)
-        replica.call = None
-        seconds = time.perf_counter() - replica.submitted_at
-        if not replica.bridging:
-            replica.idle_since = replica.submitted_at + seconds
-            replica.last_slice_s = seconds
-            replica.step_s = seconds / replica.steps
+        replica.answered_at = time.perf_counter()
         replica.running -= len(results)
-        self.counts.busy_s += seconds
+        self._learn(replica, done, replica.answered_at - began_at, bool(results))
+        self.counts.busy_s += replica.answered_at - began_at
         self._finished += len(results)
         for result in results:
             if result.finish_reason == FINISH_ABORT:
@@ -149,14 +164,14 @@ class ReplicaScheduler:
         self._client.check()
         now = time.perf_counter()
         for number, replica in enumerate(self._replicas):
-            if replica.call is not None and now - replica.submitted_at > self._call_limit_s:
+            if replica.calls and now - replica.call_began_at > self._call_limit_s:
                 raise TimeoutError(
                     f"rollout replica {number} did not finish a slice of generation within "
                     f"trainer.step_timeout={self._call_limit_s} s ({replica.running} requests running)"
                 )
 
     def slice_steps(self) -> int:
-        """Engine steps of the next slice, by the mean response so far: from 8 up to the configured most."""
+        """Engine steps from bunch to bunch, by the mean response so far: from 8 up to the configured most."""
         if not self._finished:
             return self._max_steps
         mean = self.counts.generated_tokens / self._finished
@@ -171,20 +186,68 @@ class ReplicaScheduler:
                 return
             least.queue.append(most.queue.pop())
 
+    def _keep_busy(self, number: int, environments_pending: bool) -> float | None:
+        """Sends what is due; seconds until more is, None if that depends on what comes back."""
+        replica = self._replicas[number]
+        while replica.load and len(replica.calls) < _MOST_CALLS:
+            now, last = time.perf_counter(), replica.calls[-1] if replica.calls else None
+            held_s = replica.slice_ended_at + self._hold(replica) - now
+            if replica.running and last is not None and not last.bridge:
+                self._submit_bridge(number, replica.gap_s)
+            elif not environments_pending or held_s <= 0:
+                self._submit_bunch(number)
+            elif not replica.running:
+                return held_s
+            else:  # requests run, the bunch is not complete
+                bridged_s = replica.call_began_at + last.steps * replica.step_s - now - _ROUND_TRIP_S if last else 0.0
+                if bridged_s > 0:
+                    return min(held_s, bridged_s)
+                self._submit_bridge(number, held_s / 2)
+        return None
+
     def _hold(self, replica: _Replica) -> float:
         """Seconds after a whole slice within which the replica takes no new requests if more are about to come."""
-        if replica.last_slice_s == 0.0:
+        if replica.slice_s == 0.0:
             return _LONGEST_HOLD_S
         share = _BRIDGE_SHARE if replica.running else _HOLD_SHARE
-        return min(_LONGEST_HOLD_S, share * replica.last_slice_s)
+        return min(_LONGEST_HOLD_S, share * replica.slice_s)
 
-    def _submit(self, number: int, replica: _Replica, steps: int, bridging: bool = False) -> None:
-        requests: list[RolloutRequest] = []
-        if not bridging:
-            requests, replica.queue = replica.queue, []
+    def _submit_bunch(self, number: int) -> None:
+        """A whole slice, with all that is queued."""
+        replica = self._replicas[number]
+        if replica.bunch_due:
+            gap_s = min(_LONGEST_GAP_S, time.perf_counter() - replica.slice_ended_at)
+            replica.gap_s = max(gap_s, replica.gap_s - _FORGET * (replica.gap_s - gap_s))
+            replica.bunch_due = False
+        steps = self.slice_steps()
+        requests, replica.queue = replica.queue, []
+        self._submit(number, requests, max((steps + 1) // 2, steps - replica.bridge_steps), bridge=False)
+
+    def _submit_bridge(self, number: int, seconds: float) -> None:
+        """A slice without new requests that lasts for ``seconds`` here, and for a round trip."""
+        replica = self._replicas[number]
+        replica.bridge_steps = min(self._max_steps, math.ceil((seconds + _ROUND_TRIP_S) / replica.step_s))
+        self._submit(number, [], replica.bridge_steps, bridge=True)
+
+    def _submit(self, number: int, requests: list[RolloutRequest], steps: int, bridge: bool) -> None:
+        replica = self._replicas[number]
         replica.running += len(requests)
-        replica.steps, replica.bridging = steps, bridging
-        replica.call = self._client.submit(number, requests, steps)
-        replica.submitted_at = time.perf_counter()
-        self._by_call[replica.call] = number
+        ref = self._client.submit(number, requests, steps)
+        replica.calls.append(_Call(ref, len(requests), steps, bridge, submitted_at=time.perf_counter()))
         self.counts.slices += 1
+
+    @staticmethod
+    def _learn(replica: _Replica, call: _Call, seconds: float, had_results: bool) -> None:
+        """Takes the times of a call that came back; one that ran out of requests does not tell those of its steps.
+
+        A whole slice also reads prompts, and what a busy driver collects late looks longer than it was, and the call
+        after it shorter. So a bridge can only lower the time of a step, and no call lowers it by more than half.
+        """
+        goes_on = replica.running > sum(behind.requests for behind in replica.calls)
+        if not call.bridge:
+            replica.slice_ended_at, replica.bunch_due = replica.answered_at, had_results and goes_on
+            if had_results or goes_on:
+                replica.slice_s = seconds
+        if goes_on:
+            step_s = max(seconds / call.steps, replica.step_s / 2)
+            replica.step_s = min(replica.step_s, step_s) if call.bridge else step_s

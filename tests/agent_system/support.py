@@ -67,11 +67,12 @@ class ScriptedPolicy:
             text = self._script(self._tokenizer.decode(request.prompt_ids), request.seed)
             ids = np.array([*self._tokenizer.encode(text), EOS], dtype=np.int32)[: request.sampling.max_tokens]
             self._running.append((request, ids, 0))
-        time.sleep(self._step_s * max_steps)
+        steps = min(max_steps, max((len(ids) - done for _, ids, done in self._running), default=0))
+        time.sleep(self._step_s * steps)
         finished, going = [], []
         for request, ids, done in self._running:
-            if done + max_steps < len(ids):
-                going.append((request, ids, done + max_steps))
+            if done + steps < len(ids):
+                going.append((request, ids, done + steps))
                 continue
             log_probs = np.full(len(ids), -0.5, dtype=np.float32)
             reason = "stop" if ids[-1] == EOS else "length"

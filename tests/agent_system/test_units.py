@@ -1,4 +1,4 @@
-"""Small parts of the rollout: encoder, scheduler, clients and the helpers of the reference."""
+"""Small parts of the rollout: encoder, clients and the helpers of the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.generation import WorkerGroupClient, as_generation_client
 from agent_system.multi_turn_rollout.lock_step import LockStepAdapter
 from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder, truncate
-from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
 from agent_system.multi_turn_rollout.utils import (
     adjust_batch,
     filter_group_data,
@@ -25,7 +24,6 @@ from agent_system.multi_turn_rollout.utils import (
 )
 from verl.protocol import DataProto
 from verl.utils.row_arrays import object_array
-from verl.workers.rollout.base import RolloutRequest, RolloutResult, SamplingSettings
 
 IDS = np.arange(10, dtype=np.int32)
 
@@ -60,91 +58,6 @@ def test_the_encoder_drops_as_little_history_as_it_must():
     assert encoder.fit(encoder.encode(["x" * 40])[0], lambda length: "y" * 30) is None
     assert encoder.fit(encoder.encode(["x" * 40])[0], lambda length: None) is None
     assert encoder.shortened == 3
-
-
-class FakeClient:
-    def __init__(self, replicas):
-        self.num_replicas = replicas
-        self.calls = []
-
-    def submit(self, replica, requests, max_steps):
-        self.calls.append((replica, [request.request_id for request in requests], max_steps))
-        return ("call", len(self.calls))
-
-    def check(self):
-        pass
-
-
-def request(name):
-    return RolloutRequest(name, IDS, SamplingSettings(1.0), 0)
-
-
-def test_groups_stay_together_and_loads_stay_even():
-    client = FakeClient(2)
-    scheduler = ReplicaScheduler(client, 32, 60)
-    for group in range(4):
-        for member in range(8):
-            scheduler.enqueue(group, request(f"{group}.{member}"))
-    assert scheduler.dispatch(environments_pending=False) is None
-    first, second = (set(name.split(".")[0] for name in names) for _, names, _ in client.calls)
-    assert (first, second) == ({"0", "2"}, {"1", "3"})
-
-
-def test_a_group_moves_away_from_a_crowd():
-    client = FakeClient(2)
-    scheduler = ReplicaScheduler(client, 32, 60)
-    for member in range(20):
-        scheduler.enqueue(0, request(str(member)))
-    scheduler.dispatch(environments_pending=False)
-    sizes = sorted(len(names) for _, names, _ in client.calls)
-    assert sum(sizes) == 20
-    assert sizes[0] >= 5
-
-
-def test_an_idle_engine_waits_a_moment_for_environments_that_are_about_to_answer():
-    client = FakeClient(1)
-    scheduler = ReplicaScheduler(client, 32, 60)
-    scheduler.enqueue(0, request("a"))
-    assert 0 < scheduler.dispatch(environments_pending=True) <= 0.05
-    assert client.calls == []
-    scheduler._replicas[0].idle_since -= 1
-    assert scheduler.dispatch(environments_pending=True) is None
-    assert client.calls == [(0, ["a"], 32)]
-    assert scheduler.dispatch(environments_pending=False) is None  # one call at a time
-    assert len(client.calls) == 1
-
-
-def test_an_engine_with_requests_goes_on_while_environments_are_about_to_answer():
-    client = FakeClient(1)
-    scheduler = ReplicaScheduler(client, 32, 60)
-    for name in ("a", "b"):
-        scheduler.enqueue(0, request(name))
-    scheduler.dispatch(environments_pending=False)
-    answer = RolloutResult("a", IDS, np.zeros(len(IDS), np.float32), "stop")
-    client.receive = lambda call: [answer] if call == ("call", 1) else []
-    scheduler._replicas[0].submitted_at -= 0.1  # the slice took 0.1 s
-    scheduler.collect(("call", 1))
-    scheduler.enqueue(0, request("c"))
-    assert scheduler.dispatch(environments_pending=True) is None
-    replica, names, steps = client.calls[1]
-    assert names == [] and 1 <= steps < 32  # a bridge, which nothing joins
-    scheduler.collect(("call", 2))
-    scheduler._replicas[0].idle_since -= 1  # the moment is over, replies or not
-    assert scheduler.dispatch(environments_pending=True) is None
-    assert client.calls[2] == (0, ["c"], 8)
-
-
-def test_slices_grow_with_the_root_of_the_mean_answer_within_their_limits():
-    scheduler = ReplicaScheduler(FakeClient(1), 32, 60)
-    assert scheduler.slice_steps() == 32  # nothing is known of the answers yet
-    scheduler._finished = 10
-    for mean, steps in ((4, 8), (25, 10), (169, 26), (1000, 32)):  # 2 sqrt(mean)
-        scheduler.counts.generated_tokens = 10 * mean
-        assert scheduler.slice_steps() == steps
-    assert ReplicaScheduler(FakeClient(1), 4, 60).slice_steps() == 4
-    costly = ReplicaScheduler(FakeClient(1), 64, 60, join_cost=8)
-    costly._finished, costly.counts.generated_tokens = 10, 1000
-    assert costly.slice_steps() == 40
 
 
 class FakeGroup:
