@@ -45,7 +45,14 @@ from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.trainer.config import default_config
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
-from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, decoder_layers, ensure_process_group, shard_model
+from verl.utils.fsdp_utils import (
+    SMALL_MODEL,
+    ShardingOptions,
+    create_device_mesh,
+    decoder_layers,
+    ensure_process_group,
+    shard_model,
+)
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.device_state import choose_device
 from verl.workers.rows import RaggedRows
@@ -133,6 +140,7 @@ class Bench:
         self.world = dist.get_world_size()
         half = torch.bfloat16 if self.device.type == "cuda" else None
         self.sharding = ShardingOptions(half, torch.float32 if half else None, args.reshard_after_forward)
+        self.sharding = dataclasses.replace(self.sharding, whole_below=args.whole_below)
 
     def run(self, arm: str) -> Iterator[dict[str, Any]]:
         """Figures of an arm, one row for each token budget."""
@@ -290,6 +298,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
     parser.add_argument("--reshard-after-forward", action="store_true", help="as the key of fsdp_config has it")
+    parser.add_argument("--whole-below", type=int, default=SMALL_MODEL, help="0 makes every layer a unit of FSDP")
     parser.add_argument("--steps", type=int, default=4, help="timed updates, after two that warm up")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write a profile of each way into this folder")
     parser.add_argument("--trace", action="store_true", help="with --profile: Chrome traces too, large")

@@ -9,12 +9,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from tests.workers.ranks import run_ranks
 from tests.workers.tiny import actor_config, random_rows, save_tiny_model
 from verl.models.build import ModelSpec, build_model
 from verl.utils.checkpoint.hf_export import full_parameters
-from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, decoder_layers, ensure_process_group
+from verl.utils.fsdp_utils import (
+    SMALL_MODEL,
+    ShardingOptions,
+    count_parameters,
+    create_device_mesh,
+    decoder_layers,
+    ensure_process_group,
+)
 from verl.workers.actor import DataParallelPPOActor
 
 ROWS, STEPS = 12, 2
@@ -28,9 +36,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def _actor(path: str, precision: str, reshard_after_forward: bool) -> DataParallelPPOActor:
+def _actor(path: str, precision: str, reshard_after_forward: bool, whole_below: int = 0) -> DataParallelPPOActor:
     mesh = create_device_mesh(dist.get_world_size(), -1, "cpu")
-    options = ShardingOptions(*PRECISIONS[precision], reshard_after_forward=reshard_after_forward)
+    options = ShardingOptions(*PRECISIONS[precision], reshard_after_forward, whole_below=whole_below)
     module = build_model(ModelSpec(path, seed=7), mesh, options)
     config = actor_config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2, grad_clip=1.0)
     return DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.05), response_length=32)
@@ -51,6 +59,25 @@ def _differing(path: str, precision: str, reshard_after_forward: bool) -> list[s
     return [name for name, tensor in once.items() if not torch.equal(tensor, every_time[name])]
 
 
+def _differing_whole(path: str, precision: str) -> list[str]:
+    """Names of weights that differ between a model sharded as one unit and one sharded by layers."""
+    layers = _weights(_actor(path, precision, True))
+    whole = _weights(_actor(path, precision, True, SMALL_MODEL))
+    return [name for name, tensor in layers.items() if not torch.equal(tensor, whole[name])]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_unit_gets_the_same_weights_to_the_bit(model_path: str, precision: str) -> None:
+    assert _differing_whole(model_path, precision) == []
+
+
+def test_only_a_small_model_is_one_unit(model_path: str) -> None:
+    count = count_parameters(_actor(model_path, "float32", True).actor_module)
+    for whole_below, units in ((count, 3), (count + 1, 1)):  # two layers and the root, or the root
+        module = _actor(model_path, "float32", True, whole_below).actor_module
+        assert sum(isinstance(part, FSDPModule) for part in module.modules()) == units
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("reshard_after_forward", [False, True])
 def test_one_rank_gets_the_same_weights_to_the_bit(
@@ -60,7 +87,11 @@ def test_one_rank_gets_the_same_weights_to_the_bit(
 
 
 def test_two_ranks_get_the_same_weights_to_the_bit(model_path: str) -> None:
-    assert run_ranks(_differing, 2, model_path, "bfloat16", False) == [[], []]
+    assert run_ranks(_both, 2, model_path, "bfloat16") == [([], []), ([], [])]
+
+
+def _both(path: str, precision: str) -> tuple[list[str], list[str]]:
+    return _differing(path, precision, False), _differing_whole(path, precision)
 
 
 def _count_calls(module: nn.Module, call: Callable[[], object]) -> tuple[int, int]:

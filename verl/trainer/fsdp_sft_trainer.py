@@ -34,6 +34,7 @@ from verl.utils.checkpoint.hf_export import export_model
 from verl.utils.dataset.sft_dataset import SFTDataset
 from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import (
+    SMALL_MODEL,
     ShardingOptions,
     begin_micro_batch,
     create_device_mesh,
@@ -139,6 +140,7 @@ class SFTTrainer:
             reduce_dtype=torch.float32 if dtype != torch.float32 else None,
             reshard_after_forward=sharding.reshard_after_forward and self.world_size > 1,
             compile_layers=model.torch_compile and on_cuda,
+            whole_below=SMALL_MODEL,
         )
         mesh = create_device_mesh(self.world_size, sharding.fsdp_size, self.device_type)
         return build_model(spec, mesh, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -25,6 +25,12 @@ _DTYPES = {
     "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
     "float16": torch.float16, "fp16": torch.float16, "half": torch.float16, "16": torch.float16,
 }  # fmt: skip
+
+
+# Parameters below which a model is one unit for FSDP (``whole_below``). A unit costs the host about half a
+# millisecond in each micro-batch, as much as a GPU computes for a layer of a small model. Whole gradients take 2 bytes
+# a parameter until the backward pass is over and, while they are reduced, 8 more: under 3 GiB for this size.
+SMALL_MODEL = 1 << 28
 
 
 def to_torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -70,6 +76,7 @@ class ShardingOptions:
     """How a model is sharded. ``None`` dtypes leave a precision as it is.
 
     ``cpu_offload`` keeps parameters, gradients and optimiser state in host memory between uses (CUDA only).
+    A model of fewer than ``whole_below`` parameters is one unit, gathered and reduced whole.
     """
 
     param_dtype: torch.dtype | None = None
@@ -77,6 +84,7 @@ class ShardingOptions:
     reshard_after_forward: bool = True
     cpu_offload: bool = False
     compile_layers: bool = False
+    whole_below: int = 0
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -93,13 +101,15 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) -> nn.Module:
-    """Apply ``fully_shard`` to every decoder layer and to the root, in place."""
+    """Apply ``fully_shard`` to every decoder layer, unless the model is small, and to the root, in place."""
     precision = MixedPrecisionPolicy(param_dtype=options.param_dtype, reduce_dtype=options.reduce_dtype)
     offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
-    layers = decoder_layers(model)
-    for layer in layers:
+    whole = count_parameters(model) < options.whole_below
+    for layer in decoder_layers(model):
         if options.compile_layers:
             layer.compile(dynamic=True)
+        if whole:
+            continue
         fully_shard(
             layer,
             mesh=mesh,
@@ -109,7 +119,8 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) ->
         )
     # The root (embeddings, final norm, output head) is needed first and last: it stays gathered over the backward.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
-    model.sharding_options = options
+    # What is one unit is not resharded after its forward either: the backward begins with it.
+    model.sharding_options = replace(options, reshard_after_forward=options.reshard_after_forward and not whole)
     return model
 
 
