@@ -226,7 +226,8 @@ class ReplicaScheduler:
     def _submit_bridge(self, number: int, seconds: float) -> None:
         """A slice without new requests that lasts for ``seconds`` here, and for a round trip."""
         replica = self._replicas[number]
-        replica.bridge_steps = min(self._max_steps, math.ceil((seconds + _ROUND_TRIP_S) / replica.step_s))
+        steps = math.ceil((seconds + _ROUND_TRIP_S) / replica.step_s)
+        replica.bridge_steps = min(max(1, self._max_steps // 2), steps)
         self._submit(number, [], replica.bridge_steps, bridge=True)
 
     def _submit(self, number: int, requests: list[RolloutRequest], steps: int, bridge: bool) -> None:

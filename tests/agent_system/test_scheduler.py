@@ -198,7 +198,7 @@ def test_requests_wait_for_a_bridge_no_longer_than_for_a_longer_slice(clock):
     scheduler = ReplicaScheduler(engines, 32, 60)
     scheduler._finished, scheduler.counts.generated_tokens = 10, 1000
     scheduler.enqueue(0, request("a", 400))
-    for bridge in (6, 8, 19):
+    for bridge in (6, 8, 15):
         scheduler._replicas[0].gap_s = bridge * scheduler._replicas[0].step_s - 0.006  # a round trip is 5 ms
         scheduler.dispatch(environments_pending=False)
         assert engines.calls[-1][2] == bridge
