@@ -73,3 +73,25 @@ def test_killed_processes_and_a_full_disk(tmp_path):
 
 def last_logged(run: Run) -> int:
     return json.loads((run.folder / "metrics.jsonl").read_text().rstrip().splitlines()[-1])["step"]
+
+
+def test_a_driver_that_cannot_go_on_ends_the_ranks_that_start(tmp_path):
+    path = tmp_path / "tasks.py"
+    path.write_text("class Tasks:\n    pass\n")
+    custom = [f"data.custom_cls.path={path}", "data.custom_cls.name=Tasks", "trainer.n_gpus_per_node=2"]
+    with Run(tmp_path, "run", *custom) as run:
+        assert run.end() == 1
+        assert last_line(run) == (
+            "The run failed: ValueError: data.custom_cls.name=Tasks must be a subclass of torch.utils.data.Dataset"
+        )
+        assert not run.wait_until_gone()
+
+
+def test_a_rank_that_cannot_start_is_named_and_ends_the_run(tmp_path):
+    library = tmp_path / "library.py"
+    library.write_text("import os\nif os.environ.get('RANK') == '1':\n    raise KeyError('a package of this rank')\n")
+    with Run(tmp_path, "run", f"actor_rollout_ref.model.external_lib={library}", "trainer.n_gpus_per_node=2") as run:
+        assert run.end() == 1
+        assert "The run failed: WorkerDict rank 1 failed in __init__" in last_line(run)
+        assert "library.py fails with KeyError: 'a package of this rank'" in last_line(run)
+        assert not run.wait_until_gone()

@@ -1,5 +1,10 @@
 """Several roles in one process."""
 
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 from controller_workers import Counter, Doubler
@@ -64,3 +69,50 @@ def test_fused_groups(ray_session):
     assert group.execute_all_sync("_fuw_execute", "counter_two_fwmn_environment", "RANK") == ["0"]
     group.counter.shutdown()  # a facade is a part of the group
     assert group._is_shut_down
+
+
+def start_named(role_arguments, **arguments):
+    roles = {
+        role: RayClassWithInitArgs("controller_workers.Counter", **given) for role, given in role_arguments.items()
+    }
+    env_vars = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}  # the ranks import the module
+    pool = RayResourcePool([2], use_gpu=False)
+    return RayWorkerGroup(pool, create_colocated_worker_cls(roles), env_vars=env_vars, **arguments)
+
+
+def test_calls_wait_on_ranks_that_still_start_and_import_their_roles(ray_session):
+    begin = time.time()
+    group = start_named({"first": {"start": 3}, "second": {"start": 7}}, wait=False)
+    warming = group.execute_all_async("warm_up")
+    facades = group.spawn(["first", "second"])
+    answers = facades["second"].execute_ranks_async([0, 1], "environment", "RANK")
+    assert facades["first"].add_rank(rows()).batch["a"].tolist() == [3, 4]  # a registered method of a class by name
+    assert group.master_address is None
+    group.wait_until_started()
+    assert group.master_address == facades["first"].master_address is not None
+    assert facades["second"].get(answers) == ["0", "1"]
+    for seconds in group.get(warming, method="warm_up"):
+        assert 0 < seconds["startup/imports"] < seconds["startup/processes"] < time.time() - begin
+    group.wait_until_started()  # once more does nothing
+    group.shutdown()
+
+
+def test_a_rank_that_fails_while_nobody_waits_is_reported_when_somebody_does(ray_session):
+    group = start_named({"first": {"fail_on_rank": 1}}, wait=False)
+    with pytest.raises(WorkerError, match="WorkerDict rank 1 failed in __init__: ValueError: data.train_batch_size=3"):
+        group.wait_until_started()
+    assert group._is_shut_down
+
+
+def test_a_class_that_is_not_there_fails_the_start_of_its_ranks(ray_session):
+    roles = {"first": RayClassWithInitArgs("no_such_module.Counter")}
+    with pytest.raises(WorkerError, match="failed in __init__: ModuleNotFoundError: No module named 'no_such_module'"):
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), create_colocated_worker_cls(roles))
+
+
+def test_ranks_can_be_asked_for_before_torch_is_imported():
+    heavy = "{'torch', 'tensordict', 'transformers', 'numpy'}"
+    modules = "verl.trainer.main_ppo, verl.trainer.ppo.resources, verl.single_controller.ray"
+    check = f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.strip() == "[]"

@@ -17,7 +17,13 @@ def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypa
         built[cls] = arguments
         return cls
 
-    group = SimpleNamespace(spawn=lambda prefix_set: {name: name for name in prefix_set})
+    sent: list[str] = []
+    group = SimpleNamespace(
+        spawn=lambda prefix_set: {name: name for name in prefix_set},
+        execute_all_async=sent.append,
+        wait_until_started=lambda: sent.append("waited"),
+        get=lambda refs, method, timeout: [],
+    )
     monkeypatch.setattr(resources, "RayClassWithInitArgs", record)
     monkeypatch.setattr(resources, "create_colocated_worker_cls", lambda class_dict: class_dict)
     monkeypatch.setattr(resources, "RayWorkerGroup", lambda **arguments: group)
@@ -26,6 +32,7 @@ def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypa
     groups = create_worker_groups(config, {Role.ActorRollout: "actor", Role.Critic: "critic"}, pools, use_critic=True)
     assert groups.critic == "critic" and built["critic"]["response_length"] == 33
     assert built["critic"]["device"] == built["actor"]["device"] == "cpu"
+    assert sent == ["warm_up", "waited"]
 
 
 def test_compiled_kernels_are_kept_in_one_folder_unless_the_environment_says_where(monkeypatch, tmp_path) -> None:

@@ -25,6 +25,7 @@ def test_nested_phases_are_refused():
 
 def test_parts_of_a_start_overlap_and_the_slowest_rank_counts():
     ledger = StartupLedger()
+    ledger.mark("ranks_asked")
     with ledger.part("waiting"), ledger.part("environments"):
         time.sleep(0.02)
     ledger.add([{"startup/engine": 3.0}, {"startup/engine": 5.0, "startup/model": 1.0}, None])
@@ -32,5 +33,5 @@ def test_parts_of_a_start_overlap_and_the_slowest_rank_counts():
     seconds = ledger.seconds()
     assert seconds["startup/waiting"] >= seconds["startup/environments"] >= 0.02
     assert (seconds["startup/engine"], seconds["startup/model"]) == (5.0, 1.0)
-    assert seconds["startup/ready"] >= seconds["startup/driver"] > 0
+    assert seconds["startup/ready"] >= seconds["startup/ranks_asked"] > 0
     assert "engine 5.0" in str(ledger)

@@ -1,22 +1,27 @@
-"""Entry point of training: compose, validate, plan, run.
+"""Entry point of training: compose, validate, start, run.
 
 ::
 
     python -m verl.trainer.main_ppo actor_rollout_ref.model.path=… data.train_batch_size=16 …
 
-The driver is this process; models live in Ray workers, one per rank.
+The driver is this process; models live in Ray workers, one per rank. What takes seconds to import (torch, the trainer,
+the environments) is imported after the ranks were asked for, while they start.
 """
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
 from verl.trainer.config.machine import visible_gpus
+from verl.trainer.ppo.timing import StartupLedger
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +42,15 @@ def run_ppo(config: DictConfig) -> dict[str, float]:
     Raises:
         ConfigError: a value that cannot work, before anything is started.
     """
+    startup = StartupLedger()
     typed = prepare_config(config)
-    start_ray(typed)
+    startup.mark("configuration")
+    with startup.part("ray"):
+        start_ray(typed)
     import ray
 
     try:
-        return TaskRunner().run(typed)
+        return TaskRunner().run(typed, startup)
     finally:
         ray.shutdown()
 
@@ -71,17 +79,50 @@ def start_ray(config: PPOTrainerConfig) -> None:
 class TaskRunner:
     """Builds what a run consists of and hands it to ``RayPPOTrainer``."""
 
-    def run(self, config: PPOTrainerConfig) -> dict[str, float]:
+    def run(self, config: PPOTrainerConfig, startup: StartupLedger | None = None) -> dict[str, float]:
+        """Start the ranks, build the trainer meanwhile, and train; returns the last validation's metrics.
+
+        However it ends, no rank is left.
+        """
+        from verl.trainer.ppo.resources import ResourcePoolManager, Role, start_ranks
+
+        startup = startup or StartupLedger()
+        roles = {
+            Role.ActorRollout: "verl.workers.fsdp_workers.ActorRolloutRefWorker",
+            Role.Critic: "verl.workers.fsdp_workers.CriticWorker",
+            Role.RewardModel: "verl.workers.fsdp_workers.RewardModelWorker",
+        }
+        pools = ResourcePoolManager(
+            resource_pool_spec={"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes},
+            mapping={role: "global_pool" for role in roles},
+            use_gpu=config.trainer.device == "cuda",
+        )
+        ranks = start_ranks(config, roles, pools, config.uses_critic)
+        startup.mark("ranks_asked")
+        try:
+            trainer = self._build_trainer(
+                config, role_worker_mapping=roles, resource_pool_manager=pools, ranks=ranks, startup=startup
+            )
+        except BaseException:
+            ranks.root.shutdown(grace_seconds=0)  # they have nothing to finish
+            raise
+        try:
+            trainer.init_workers()
+            return trainer.fit()
+        finally:
+            trainer.shutdown()
+
+    def _build_trainer(self, config: PPOTrainerConfig, **resources: Any) -> RayPPOTrainer:
+        """Import, look up and load what the driver needs; ``resources`` are arguments of the trainer as they are."""
         from agent_system.environments.env_manager import make_envs
         from agent_system.multi_turn_rollout import TrajectoryCollector
         from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-        from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
+        from verl.trainer.ppo.ray_trainer import RayPPOTrainer
         from verl.trainer.ppo.reward import load_reward_manager
         from verl.utils.dataset.rl_dataset import collate_fn
         from verl.utils.external_lib import import_external_lib
         from verl.utils.fs import copy_to_local
         from verl.utils.tokenizer import hf_tokenizer
-        from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
 
         model = config.actor_rollout_ref.model
         import_external_lib(model.external_lib)
@@ -91,21 +132,9 @@ class TaskRunner:
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
         train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
         val_dataset = create_rl_dataset(config.data.val_files, config.data, tokenizer, None)
-        roles = {
-            Role.ActorRollout: ActorRolloutRefWorker,
-            Role.Critic: CriticWorker,
-            Role.RewardModel: RewardModelWorker,
-        }
-        pools = ResourcePoolManager(
-            resource_pool_spec={"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes},
-            mapping={role: "global_pool" for role in roles},
-            use_gpu=config.trainer.device == "cuda",
-        )
-        trainer = RayPPOTrainer(
+        return RayPPOTrainer(
             config=config,
             tokenizer=tokenizer,
-            role_worker_mapping=roles,
-            resource_pool_manager=pools,
             train_dataset=train_dataset,
             val_dataset=val_dataset,
             collate_fn=collate_fn,
@@ -114,12 +143,8 @@ class TaskRunner:
             val_reward_fn=load_reward_manager(config, tokenizer, num_examine=1),
             traj_collector=TrajectoryCollector(config=config, tokenizer=tokenizer, processor=None),
             make_envs=lambda: make_envs(config),
+            **resources,
         )
-        try:
-            trainer.init_workers()
-            return trainer.fit()
-        finally:
-            trainer.shutdown()
 
 
 def create_rl_dataset(data_paths: str | Sequence[str], data_config: Any, tokenizer: Any, processor: Any) -> Any:

@@ -44,7 +44,7 @@ from verl.workers.role_models import (
     lora_settings,
 )
 from verl.workers.rollout.base import RolloutRequest, RolloutResult
-from verl.workers.rollout.factory import build_rollout_engine
+from verl.workers.rollout.factory import build_rollout_engine, import_engine
 from verl.workers.sharding_manager import HybridEngine
 from verl.workers.sharding_manager.hybrid_engine import memory_ledger
 from verl.workers.update_loop import MicroBatchPlan
@@ -80,6 +80,14 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         import_external_libs(config.model.external_lib)
 
     # -- set-up -------------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> dict[str, float]:
+        """Import the rollout engine: seconds of ``startup/engine_import``; ValueError as from :meth:`init_model`."""
+        if not self.is_rollout:
+            return {}
+        begin = time.perf_counter()
+        import_engine(self.config.rollout.name, self.device.type)
+        return {"startup/engine_import": time.perf_counter() - begin}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int | None = None) -> dict[str, float]:

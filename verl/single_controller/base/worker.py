@@ -106,6 +106,16 @@ class Worker(WorkerHelper):
             info = wait_for_rank_zero_info(center_name, timeout=timeout)
         os.environ.update(info)
 
+    def warm_up(self) -> dict[str, float]:
+        """Called once when the rank has started: what takes time and needs no other rank, such as imports.
+
+        It runs while the driver prepares its own part; nothing may fail here that would not fail later.
+
+        Returns:
+            Seconds by part, ``startup/<part>``.
+        """
+        return {}
+
     @classmethod
     def env_keys(cls) -> list[str]:
         """Environment variables that describe a worker's place."""

@@ -31,6 +31,7 @@ from verl.single_controller.ray.colocate import (
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,
+    load_class,
 )
 from verl.single_controller.ray.errors import WorkerError, WorkerTimeoutError, wait_for_workers
 from verl.single_controller.ray.processes import end_actors
@@ -67,6 +68,9 @@ DEFAULT_CALL_TIMEOUT = 6 * 3600.0
 
 # Seconds within which the death of an actor is certain to be seen by a probe.
 _PROBE_SECONDS = 0.2
+
+# Within these a process that runs and has nothing else to do answers.
+_ANSWER_SECONDS = 5.0
 
 _PLACE_VARIABLES = (
     "WORLD_SIZE",
@@ -123,6 +127,7 @@ class RayWorkerGroup(WorkerGroup):
         env_vars: environment variables of every rank's process.
         call_timeout: seconds that a call may take (``None`` waits without limit); see also :meth:`time_limit`.
         role: the name that errors show; the class's name by default.
+        wait: return when all ranks are constructed; otherwise at once, see :meth:`wait_until_started`.
 
     Raises:
         ValueError: the cluster can never hold the ranks.
@@ -144,6 +149,7 @@ class RayWorkerGroup(WorkerGroup):
         env_vars: dict[str, str] | None = None,
         call_timeout: float | None = DEFAULT_CALL_TIMEOUT,
         role: str | None = None,
+        wait: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(resource_pool=resource_pool, **kwargs)
@@ -159,12 +165,15 @@ class RayWorkerGroup(WorkerGroup):
         self._probes: dict[ActorHandle, ray.ObjectRef] = {}
         self._is_shut_down = False
         self._owner: RayWorkerGroup = self
+        self._starting: list[ray.ObjectRef] = []
 
         if resource_pool is None:
             self._init_with_detached_workers(worker_names, worker_handles)
         else:
             assert ray_cls_with_init is not None, "a group that starts workers needs ray_cls_with_init"
             self._init_with_resource_pool(resource_pool, ray_cls_with_init, bin_pack, detached)
+            if wait:
+                self.wait_until_started()
         self.method_names: list[str] = []
         if ray_cls_with_init is not None:
             self.method_names = self._bind_worker_method(ray_cls_with_init.worker_class, func_generator)
@@ -179,7 +188,7 @@ class RayWorkerGroup(WorkerGroup):
     def _init_with_resource_pool(
         self, pool: RayResourcePool, ray_cls: RayClassWithInitArgs, bin_pack: bool, detached: bool
     ) -> None:
-        deadline = time.monotonic() + self._ray_wait_register_center_timeout
+        self._start_deadline = time.monotonic() + self._ray_wait_register_center_timeout
         groups = pool.get_placement_groups(strategy="STRICT_PACK" if bin_pack else "PACK", device_name=self.device_name)
         pool.acquire()
         world_size, rank = pool.world_size, 0
@@ -206,11 +215,7 @@ class RayWorkerGroup(WorkerGroup):
                 self._workers.append(worker)
                 self._worker_names.append(name)
                 rank += 1
-        try:
-            self._wait_until_started(deadline)
-        except (WorkerError, TimeoutError):
-            self.shutdown(grace_seconds=0)
-            raise
+        self._starting = [worker.__ray_ready__.remote() for worker in self._workers]
 
     def _rank_environment(
         self, rank: int, world_size: int, local_rank: int, local_world_size: int, use_gpu: bool
@@ -223,6 +228,7 @@ class RayWorkerGroup(WorkerGroup):
             "RANK": str(rank),
             "WG_PREFIX": self.name_prefix,
             "WG_BACKEND": "ray",
+            "WG_ASKED_AT": str(time.time()),
             "WG_REGISTER_CENTER_TIMEOUT": str(self._ray_wait_register_center_timeout),
             "RAY_LOCAL_WORLD_SIZE": str(local_world_size),
             "RAY_LOCAL_RANK": str(local_rank),
@@ -230,15 +236,31 @@ class RayWorkerGroup(WorkerGroup):
             "LOCAL_RANK": "0" if own_device_only else str(local_rank),
         }
 
-    def _wait_until_started(self, deadline: float) -> None:
-        self._wait(
-            [worker.__ray_ready__.remote() for worker in self._workers],
-            "__init__",
-            timeout=max(0.1, deadline - time.monotonic()),
-        )
-        center = register_center_name(self.name_prefix)
-        info = wait_for_rank_zero_info(center, timeout=max(0.1, deadline - time.monotonic()))
-        self._master_addr, self._master_port = info["MASTER_ADDR"], info["MASTER_PORT"]
+    def wait_until_started(self) -> None:
+        """Wait until all ranks are constructed; if one fails, or takes too long, the group is shut down.
+
+        Calls may be sent before: they wait on the ranks. The time limit counts from when the ranks were asked for, and
+        ranks that are ready by now are in time.
+
+        Raises:
+            TimeoutError: ranks were not constructed within ``ray_wait_register_center_timeout`` seconds.
+            WorkerError: a rank's constructor failed.
+        """
+        owner = self._owner
+        if not owner._starting:
+            return
+        try:
+            owner._wait(owner._starting, "__init__", timeout=owner._start_seconds_left())
+            center = register_center_name(owner.name_prefix)
+            info = wait_for_rank_zero_info(center, timeout=owner._start_seconds_left())
+        except (WorkerError, TimeoutError):
+            owner.shutdown(grace_seconds=0)
+            raise
+        owner._starting = []
+        owner._master_addr, owner._master_port = info["MASTER_ADDR"], info["MASTER_PORT"]
+
+    def _start_seconds_left(self) -> float:
+        return max(_ANSWER_SECONDS, self._start_deadline - time.monotonic())
 
     @classmethod
     def from_detached(
@@ -290,8 +312,7 @@ class RayWorkerGroup(WorkerGroup):
         facade.ray_cls_with_init = self.ray_cls_with_init
         facade.fused_worker_used = self.fused_worker_used
         facade._owner = self._owner
-        facade._master_addr, facade._master_port = self._master_addr, self._master_port
-        facade.method_names = facade._bind_worker_method(role_classes[role], func_generator)
+        facade.method_names = facade._bind_worker_method(load_class(role_classes[role]), func_generator)
         return facade
 
     # ------------------------------------------------------------------------------------------------------- calls
@@ -430,12 +451,12 @@ class RayWorkerGroup(WorkerGroup):
     @property
     def master_address(self) -> str | None:
         """Where the ranks meet (``None`` for a group attached to running actors)."""
-        return self._master_addr
+        return self._owner._master_addr
 
     @property
     def master_port(self) -> str | None:
         """The port there."""
-        return self._master_port
+        return self._owner._master_port
 
     @property
     def resource_pool(self) -> ResourcePool | None:

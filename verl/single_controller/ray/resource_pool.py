@@ -208,7 +208,11 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
 
 
 class RayClassWithInitArgs(ClassWithInitArgs):
-    """A Ray actor class (or a plain class to be made one) with its constructor's arguments."""
+    """A Ray actor class (or a plain class to be made one) with its constructor's arguments.
+
+    A role of a colocated group may be given by its dotted name, ``"package.module.Class"``: the ranks import it after
+    they have started, and the driver when it makes the role's facade.
+    """
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(ray.remote(cls) if isinstance(cls, type) else cls, *args, **kwargs)
@@ -216,9 +220,9 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         self._additional_resource: dict[str, float] = {}
 
     @property
-    def worker_class(self) -> type:
-        """The plain class behind the actor class."""
-        return self.cls.__ray_actor_class__
+    def worker_class(self) -> type | str:
+        """The plain class behind the actor class, or the name that was given instead."""
+        return self.cls if isinstance(self.cls, str) else self.cls.__ray_actor_class__
 
     @property
     def options(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from verl.trainer.ppo.metric_utils import (
     compute_throughout_metrics,
     compute_timing_metrics,
 )
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups, uses_reference
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, StartingRanks, start_ranks, uses_reference
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
 from verl.trainer.ppo.scoring import score_rows
@@ -67,6 +67,8 @@ class RayPPOTrainer:
         reward_fn, val_reward_fn: rows to token-level scores, in training and in validation.
         traj_collector: turns a batch shell into rows by letting the policy act.
         make_envs: builds ``(envs, val_envs)``; called while the ranks load their models.
+        ranks: ranks that start already; by default ``init_workers`` starts them. The trainer ends them.
+        startup: seconds of what was done before.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class RayPPOTrainer:
         traj_collector: TrajectoryCollector,
         make_envs: Callable[[], tuple[Any, Any]],
         processor: Any = None,
+        ranks: StartingRanks | None = None,
+        startup: StartupLedger | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -101,7 +105,9 @@ class RayPPOTrainer:
         )
         self.world_size = resource_pool_manager.get_n_gpus()
         self.global_steps = 0
-        self.startup: StartupLedger | None = StartupLedger()
+        self.startup: StartupLedger | None = startup or StartupLedger()
+        self._ranks = ranks
+        self.worker_group = ranks.root if ranks is not None else None
         self.checkpoint_root = Path(config.trainer.default_local_dir).expanduser().absolute()
         self.run_dir = Path(config.trainer.run_dir).expanduser().absolute()
         self.train_dataloader, self.val_dataloader = create_dataloaders(
@@ -113,14 +119,17 @@ class RayPPOTrainer:
     # ------------------------------------------------------------------ set-up
 
     def init_workers(self) -> None:
-        """Start the ranks, load the models and, at the same time, build the environments."""
+        """Have the ranks load the models, as soon as they have started, and build the environments meanwhile."""
         assert self.startup is not None, "ranks start once"
-        with self.startup.part("processes"):
-            groups = create_worker_groups(
+        if self._ranks is None:
+            self._ranks = start_ranks(
                 self.config, self.role_worker_mapping, self.resource_pool_manager, self.use_critic
             )
-        self.worker_group, self.actor_rollout_wg, self.critic_wg = groups.root, groups.actor_rollout, groups.critic
-        self.rm_wg = groups.reward_model
+            self.worker_group = self._ranks.root
+            self.startup.mark("ranks_asked")
+        self.startup.mark("driver")
+        groups = self._ranks.groups()
+        self.actor_rollout_wg, self.critic_wg, self.rm_wg = groups.actor_rollout, groups.critic, groups.reward_model
         ranks, limit = list(range(self.world_size)), self.config.trainer.start_timeout
         loading = []
         # the actor last, so that its engine sees what memory the others leave
@@ -129,6 +138,7 @@ class RayPPOTrainer:
         with self.startup.part("environments"):
             self.envs, self.val_envs = self._make_envs()
         with self.startup.part("waiting_for_ranks"):
+            self.startup.add(self._ranks.wait(timeout=limit))
             for group, refs in loading:
                 self.startup.add(group.get(refs, method="init_model", timeout=limit))
 

@@ -1,4 +1,7 @@
-"""Which worker plays which role on which ranks."""
+"""Which worker plays which role on which ranks.
+
+Nothing here imports torch: the ranks are asked for first, and start while the driver imports the rest.
+"""
 from __future__ import annotations
 
 import os
@@ -6,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
@@ -84,13 +89,61 @@ def worker_env_vars(config: PPOTrainerConfig) -> dict[str, str]:
     return env
 
 
-def create_worker_groups(
+@dataclass(frozen=True)
+class StartingRanks:
+    """Ranks that were asked for and start by themselves, as far as they can without the driver.
+
+    Attributes:
+        root: their group; a rank is called in it once it is constructed.
+        roles: the names of their roles.
+        warming_up: what each rank does then, see ``Worker.warm_up``.
+    """
+
+    root: RayWorkerGroup
+    roles: tuple[str, ...]
+    warming_up: list[ray.ObjectRef]
+
+    def groups(self) -> WorkerGroups:
+        """A facade for each role, which imports the role's class here; calls to them wait on the ranks."""
+        spawned = self.root.spawn(prefix_set=self.roles)
+        return WorkerGroups(
+            actor_rollout=spawned["actor_rollout"],
+            critic=spawned.get("critic"),
+            reward_model=spawned.get("rm"),
+            root=self.root,
+        )
+
+    def wait(self, timeout: float | None = None) -> list[dict[str, float]]:
+        """Wait until all are constructed and warm; each rank's seconds of ``startup/*``.
+
+        Raises:
+            TimeoutError: a rank was not constructed within ``trainer.ray_wait_register_center_timeout``, or not warm
+                ``timeout`` seconds later.
+            WorkerError: it failed.
+        """
+        self.root.wait_until_started()
+        return self.root.get(self.warming_up, method="warm_up", timeout=timeout)
+
+
+def start_ranks(
     config: PPOTrainerConfig,
     role_worker_mapping: dict[Role, Any],
     pools: ResourcePoolManager,
     use_critic: bool,
-) -> WorkerGroups:
-    """Start one process per rank that holds every role, and return a facade per role (models not yet loaded)."""
+) -> StartingRanks:
+    """Ask for one process per rank that holds every role, without waiting for it.
+
+    Args:
+        config: the validated configuration.
+        role_worker_mapping: worker class of each role: a class, a Ray actor class, or a dotted name, which is imported
+            where it is needed.
+        pools: the ranks.
+        use_critic: whether they play the critic's role.
+
+    Raises:
+        ValueError: the Ray cluster can never hold them.
+        TimeoutError: it has no room for them.
+    """
     device = config.trainer.device
     classes = {
         "actor_rollout": RayClassWithInitArgs(
@@ -118,11 +171,22 @@ def create_worker_groups(
         env_vars=worker_env_vars(config),
         ray_wait_register_center_timeout=config.trainer.ray_wait_register_center_timeout,
         call_timeout=config.trainer.step_timeout,
+        wait=False,
     )
-    spawned = root.spawn(prefix_set=classes.keys())
-    return WorkerGroups(
-        actor_rollout=spawned["actor_rollout"], critic=spawned.get("critic"), reward_model=spawned.get("rm"), root=root
-    )
+    return StartingRanks(root, tuple(classes), root.execute_all_async("warm_up"))
+
+
+def create_worker_groups(
+    config: PPOTrainerConfig,
+    role_worker_mapping: dict[Role, Any],
+    pools: ResourcePoolManager,
+    use_critic: bool,
+) -> WorkerGroups:
+    """As :func:`start_ranks`, and wait for them: a facade for each role, models not yet loaded."""
+    ranks = start_ranks(config, role_worker_mapping, pools, use_critic)
+    groups = ranks.groups()
+    ranks.wait()
+    return groups
 
 
 def uses_reference(config: PPOTrainerConfig) -> bool:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import psutil
 
-PROCESS_SECONDS = "startup/driver"
-
 
 class StepTimer:
     """Times the phases of a step; what no phase claims is ``other``.
@@ -48,13 +46,13 @@ class StepTimer:
 
 
 class StartupLedger:
-    """Seconds of the parts of a start as ``startup/*``. Parts may run side by side, so they need not add up.
+    """Seconds of the parts of a start as ``startup/*``.
 
-    ``startup/driver`` is what this process took until the ledger was made: imports, configuration, Ray, data.
+    Parts run side by side, here and on the ranks, so they do not add up. Marks count from the start of this process.
     """
 
     def __init__(self) -> None:
-        self._seconds = {PROCESS_SECONDS: process_age()}
+        self._seconds: dict[str, float] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

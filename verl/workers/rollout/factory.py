@@ -13,6 +13,33 @@ from verl.workers.rollout.settings import engine_settings
 ENGINES = ("vllm", "hf")
 
 
+def import_engine(name: str, device: str) -> type[RolloutEngine]:
+    """The engine class of `actor_rollout_ref.rollout.name`, with everything imported that building one needs.
+
+    Raises ValueError naming the config key.
+    """
+    if name == "sglang":
+        raise ValueError(
+            "actor_rollout_ref.rollout.name=sglang is not supported: its engine runs in processes of its own, while "
+            f"the hybrid engine hands weights over inside one process. Choose one of {', '.join(ENGINES)}"
+        )
+    if name not in ENGINES:
+        raise ValueError(f"actor_rollout_ref.rollout.name={name!r} is unknown; choose one of {', '.join(ENGINES)}")
+    if name == "hf":
+        from verl.workers.rollout.hf_rollout import HFRollout
+
+        return HFRollout
+    from verl.workers.rollout.vllm_rollout import VLLMRollout, import_vllm
+
+    try:
+        import_vllm(device)
+    except ImportError as error:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.name=vllm needs vLLM; install it or use rollout.name=hf ({error})"
+        ) from error
+    return VLLMRollout
+
+
 def build_rollout_engine(
     rollout: Any,
     model_path: str,
@@ -30,15 +57,7 @@ def build_rollout_engine(
     With tensor parallelism all ranks call this together, after the process group exists. Raises ValueError naming the
     config key.
     """
-    if rollout.name == "sglang":
-        raise ValueError(
-            "actor_rollout_ref.rollout.name=sglang is not supported: its engine runs in processes of its own, while "
-            f"the hybrid engine hands weights over inside one process. Choose one of {', '.join(ENGINES)}"
-        )
-    if rollout.name not in ENGINES:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.name={rollout.name!r} is unknown; choose one of {', '.join(ENGINES)}"
-        )
+    engine = import_engine(rollout.name, device)
     settings = engine_settings(
         rollout,
         model_path,
@@ -49,12 +68,4 @@ def build_rollout_engine(
         hf_overrides=hf_overrides,
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
     )
-    if rollout.name == "hf":
-        from verl.workers.rollout.hf_rollout import HFRollout
-
-        return HFRollout(settings)
-    try:
-        from verl.workers.rollout.vllm_rollout import VLLMRollout
-    except ImportError as error:
-        raise ValueError("actor_rollout_ref.rollout.name=vllm needs vLLM; install it or use rollout.name=hf") from error
-    return VLLMRollout(settings)
+    return engine(settings)

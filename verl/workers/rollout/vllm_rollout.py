@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -66,6 +67,7 @@ class VLLMRollout:
             if hint is not None:
                 logger.warning(hint)
         with preserved_rng(), _restored_environment():
+            os.environ.update(import_vllm(settings.device))
             self._llm = _build_llm(settings, self.hf_config)
         self._engine = self._llm.llm_engine
         self._batches_ahead = self._engine.vllm_config.max_concurrent_batches - 1
@@ -212,21 +214,45 @@ class VLLMRollout:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def _prepare_environment(settings: EngineSettings) -> None:
-    """Environment variables that vLLM reads at import or at start."""
+@functools.cache
+def import_vllm(device: str) -> dict[str, str]:
+    """Import vLLM, which takes seconds: a rank does it while it would wait.
+
+    Returns the environment variables that the import has set. They are withdrawn, and hold while an engine is built.
+    """
+    _set_variables(device)
+    before = dict(os.environ)
+    with preserved_rng(), _restored_environment():
+        from vllm import LLM
+
+        logger.debug("imported %s", LLM.__module__)
+        return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
+def _set_variables(device: str) -> None:
+    """Environment variables that vLLM reads when it is imported."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
-    if settings.device == "cpu":
+    if device == "cpu":
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would override our size
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # two spinning threads on shared cores are 10 to 100 times slower
+    else:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores seeds of single requests
+
+
+def _prepare_environment(settings: EngineSettings) -> None:
+    """Environment variables that vLLM reads when an engine is built, and those that cannot go with the settings."""
+    _set_variables(settings.device)
+    if settings.device == "cpu":
         if settings.enforce_eager:
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
             import torch._dynamo
 
             torch._dynamo.config.disable = True  # else the first log-probs wait 10 s for a C++ compiler
     else:
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it ignores seeds of single requests
+        if settings.dtype == torch.float32:  # vLLM's attention for it is Triton's, which rounds to TF32 unless told
+            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
         if settings.free_cache_engine and "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
             raise ValueError(
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True cannot be combined with "

@@ -1,0 +1,108 @@
+"""Ranks are asked for first; what the driver needs is imported and loaded while they start."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl.trainer.config import default_config
+from verl.trainer.main_ppo import TaskRunner
+from verl.trainer.ppo import ray_trainer, resources
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.resources import Role
+from verl.trainer.ppo.timing import StartupLedger
+
+EXTERNAL = "actor_rollout_ref.model.external_lib"
+
+
+class FakeRanks:
+    """Ranks that write down what they are asked."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.root = SimpleNamespace(shutdown=lambda **limits: events.append(f"shutdown {limits}"))
+
+    def groups(self) -> SimpleNamespace:
+        return SimpleNamespace(actor_rollout=self, critic=None, reward_model=None, root=self.root)
+
+    def execute_ranks_async(self, ranks: list[int], method: str, steps: int) -> str:
+        self.events.append(f"{method} {ranks} {steps}")
+        return method
+
+    def wait(self, timeout: float) -> list[dict[str, float]]:
+        self.events.append("wait")
+        return [{"startup/processes": 5.0}, {"startup/processes": 7.0}]
+
+    def get(self, refs: str, method: str, timeout: float) -> list[dict[str, float]]:
+        self.events.append(f"get {method}")
+        return [{"startup/model": 1.0}] * 2
+
+
+@pytest.fixture()
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    happened: list[str] = []
+
+    def start_ranks(config: Any, roles: Any, pools: Any, use_critic: bool) -> FakeRanks:
+        happened.append(f"ask for ranks, critic {use_critic}")
+        assert roles[Role.ActorRollout] == "verl.workers.fsdp_workers.ActorRolloutRefWorker"  # not yet imported
+        return FakeRanks(happened)
+
+    monkeypatch.setattr(resources, "start_ranks", start_ranks)
+    monkeypatch.setattr(ray_trainer, "start_ranks", start_ranks)
+    return happened
+
+
+def test_ranks_are_asked_for_before_the_trainer_is_built_and_ended_by_it(
+    events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Trainer:
+        def __init__(self, ranks: FakeRanks) -> None:
+            events.append("build")
+            self.ranks = ranks
+
+        def init_workers(self) -> None:
+            events.append("init_workers")
+
+        def fit(self) -> dict[str, float]:
+            events.append("fit")
+            return {"val/score": 1.0}
+
+        def shutdown(self) -> None:
+            events.append("end")
+
+    monkeypatch.setattr(TaskRunner, "_build_trainer", lambda self, config, *, ranks, **_: Trainer(ranks))
+    ledger = StartupLedger()
+    assert TaskRunner().run(default_config("preset=embedded", "algorithm.adv_estimator=gae"), ledger)
+    assert events == ["ask for ranks, critic True", "build", "init_workers", "fit", "end"]
+    assert "startup/ranks_asked" in ledger.seconds()
+
+
+def test_ranks_that_start_are_ended_if_the_driver_cannot_go_on(
+    events: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    library = tmp_path / "losses.py"
+    library.write_text("import no_such_package_of_the_user\n")
+    config = default_config("preset=embedded", "algorithm.adv_estimator=grpo", f"{EXTERNAL}={library}")
+    with pytest.raises(ValueError, match="external_lib=.*losses.py fails with ModuleNotFoundError"):
+        TaskRunner().run(config)
+    assert events == ["ask for ranks, critic False", "shutdown {'grace_seconds': 0}"]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_models_are_loaded_as_soon_as_ranks_run_and_environments_beside_it(events: list[str], given: bool) -> None:
+    config = default_config("preset=embedded", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=9")
+    trainer = RayPPOTrainer.__new__(RayPPOTrainer)
+    trainer.config, trainer.startup, trainer.world_size, trainer.total_training_steps = config, StartupLedger(), 2, 9
+    trainer.use_critic, trainer.resource_pool_manager = False, None
+    trainer.role_worker_mapping = {Role.ActorRollout: "verl.workers.fsdp_workers.ActorRolloutRefWorker"}
+    trainer._ranks = FakeRanks(events) if given else None
+    trainer._make_envs = lambda: events.append("environments") or ("train", "val")
+    trainer.init_workers()
+    asked = [] if given else ["ask for ranks, critic False"]
+    assert events == [*asked, "init_model [0, 1] 9", "environments", "wait", "get init_model"]
+    assert (trainer.envs, trainer.val_envs) == ("train", "val")
+    seconds = trainer.startup.seconds()
+    assert (seconds["startup/processes"], seconds["startup/model"]) == (7.0, 1.0)
+    assert {"startup/driver", "startup/environments", "startup/waiting_for_ranks"} <= set(seconds)
