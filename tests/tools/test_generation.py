@@ -55,6 +55,8 @@ class Backwards:
 
         self.requests += requests
         self._open += requests
+        if not self._open:  # a call that waited behind the last answer
+            return ray.put([])
         request = self._open.pop()
         ids = request.prompt_ids[::-1].copy()
         return ray.put([RolloutResult(request.request_id, ids, np.zeros(len(ids), np.float32), "stop")])
