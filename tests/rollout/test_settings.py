@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,10 @@ from transformers import Qwen2Config
 
 from tests.rollout import tiny
 from verl.workers.rollout.base import SamplingSettings
-from verl.workers.rollout.factory import build_rollout_engine
+from verl.workers.rollout.factory import build_rollout_engine, import_engine
 from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
 from verl.workers.rollout.settings import EngineSettings, check_requests, engine_settings, sampling_settings
+from verl.workers.rollout.vllm_rollout import import_vllm
 
 
 def test_lengths_default_to_prompt_plus_response() -> None:
@@ -149,3 +151,13 @@ def test_requests_that_no_engine_could_serve() -> None:
     request.prompt_ids = np.array([], dtype=np.int32)
     with pytest.raises(ValueError, match="empty"):
         check_requests([request], max_model_len=99, vocab_size=tiny.VOCABULARY)
+
+
+@pytest.mark.parametrize("name, said", [("sglang", "is not supported"), ("trt", "is unknown"), ("vllm", "needs vLLM")])
+def test_an_engine_that_cannot_be_imported_is_answered_with_the_key(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it was not installed
+    import_vllm.cache_clear()
+    with pytest.raises(ValueError, match=f"actor_rollout_ref.rollout.name='?{name}'? {said}"):
+        import_engine(name, "cpu")
