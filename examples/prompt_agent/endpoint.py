@@ -133,6 +133,7 @@ class EndpointCalls:
         self._codec = TextCodec()
         self._running: set[asyncio.Task[RolloutResult]] = set()
         self._slots = asyncio.Semaphore(settings.concurrency)
+        self._turn = asyncio.Lock()  # calls are answered in their order; their requests start at once
         self._session: aiohttp.ClientSession | None = None
         self.counts: dict[str, float] = {"retries": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0}
 
@@ -143,18 +144,19 @@ class EndpointCalls:
             EndpointError: a request failed for good; the others are given up.
         """
         self._running |= {asyncio.create_task(self._answer(request)) for request in requests}
-        if not self._running:
-            return []
-        done, _ = await asyncio.wait(self._running, timeout=_REPLY_S, return_when=asyncio.FIRST_COMPLETED)
-        if done:
-            await asyncio.sleep(_GATHER_S)
-            done = {task for task in self._running if task.done()}
-        self._running -= done
-        try:
-            return [task.result() for task in done]
-        except BaseException:
-            await self.close()
-            raise
+        async with self._turn:
+            if not self._running:
+                return []
+            done, _ = await asyncio.wait(self._running, timeout=_REPLY_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                await asyncio.sleep(_GATHER_S)
+                done = {task for task in self._running if task.done()}
+            self._running -= done
+            try:
+                return [task.result() for task in done]
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """Gives up what is in flight."""

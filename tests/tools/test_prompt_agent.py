@@ -135,6 +135,39 @@ def test_passing_failures_are_tried_again_and_no_more_than_allowed(endpoint):
         ask(EndpointSettings("http://127.0.0.1:9/v1", "toy", max_retries=0), "a")
 
 
+def test_calls_are_answered_in_their_order_and_their_requests_asked_at_once(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "_REPLY_S", 30.0)
+    asked, answered = [], []
+
+    async def go() -> list[list[str]]:
+        calls, may_end = EndpointCalls(settings_of(endpoint)), {"0": asyncio.Event(), "1": asyncio.Event()}
+
+        async def answer(request: RolloutRequest) -> Any:
+            asked.append(request.request_id)
+            await may_end[request.request_id].wait()
+            return request
+
+        async def step(number: str) -> list[str]:
+            request = RolloutRequest(number, np.zeros(1, dtype=np.int32), SamplingSettings(1.0), 0)
+            found = await calls.step([request])
+            answered.append(number)
+            return [result.request_id for result in found]
+
+        calls._answer = answer
+        steps = [asyncio.create_task(step(number)) for number in may_end]
+        await asyncio.sleep(0.1)
+        assert asked == ["0", "1"]
+        may_end["1"].set()
+        await asyncio.sleep(0.1)
+        assert answered == []  # the first call waits for what it found running
+        may_end["0"].set()
+        return await asyncio.gather(*steps)
+
+    results = asyncio.run(asyncio.wait_for(go(), 60))
+    assert [sorted(names) for names in results] == [["0", "1"], []]
+    assert answered == ["0", "1"]
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
