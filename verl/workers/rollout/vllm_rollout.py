@@ -40,6 +40,7 @@ from verl.workers.rollout.base import (
     RolloutResult,
     SamplingSettings,
 )
+from verl.workers.rollout.cuda_graphs import graph_sizes
 from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
 from verl.workers.rollout.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings, check_requests
@@ -47,6 +48,7 @@ from verl.workers.rollout.settings import EngineSettings, check_requests
 logger = logging.getLogger(__name__)
 
 _KEY = "actor_rollout_ref.rollout"
+_GRAPH_KEYS = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "compilation_config"}  # of engine_kwargs.vllm
 
 
 class VLLMRollout:
@@ -310,6 +312,8 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
         kwargs["max_num_batched_tokens"] = max(kwargs["max_num_batched_tokens"], settings.max_model_len)
     else:
         kwargs["enable_sleep_mode"] = settings.free_cache_engine
+        if not settings.enforce_eager and not _GRAPH_KEYS & set(settings.engine_kwargs):
+            kwargs["cudagraph_capture_sizes"] = graph_sizes(kwargs["max_num_batched_tokens"])
         if settings.kv_cache_memory_mb is not None:
             kwargs["kv_cache_memory_bytes"] = settings.kv_cache_memory_mb << 20
     if dist.is_initialized():

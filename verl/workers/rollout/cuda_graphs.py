@@ -1,0 +1,20 @@
+"""For which numbers of tokens an engine captures CUDA graphs.
+
+A step that also reads a prompt has hundreds to thousands of tokens. Without a graph of that size the host launches every
+kernel of it, which takes longer than the kernels do: on an H200 with a model of 1.5 B a prompt of 1,000 tokens costs
+26 ms beside 64 requests, and 7 to 14 ms with one. From some 4,000 tokens on the device is the slower of the two.
+"""
+
+from __future__ import annotations
+
+_DECODE_STEPS = ((8, 128), (16, 256), (32, 512))  # multiples of the first up to the second
+_PREFILL_SIZES = (768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096)
+
+
+def graph_sizes(max_num_batched_tokens: int) -> list[int]:
+    """Numbers of tokens, ascending; a step runs as the next larger one. None is beyond what a step may hold."""
+    sizes = [1, 2, 4]
+    for step, end in _DECODE_STEPS:
+        sizes += range(sizes[-1] // step * step + step, end + 1, step)
+    sizes += _PREFILL_SIZES
+    return [size for size in sizes if size <= max_num_batched_tokens]
