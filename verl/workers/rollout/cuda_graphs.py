@@ -1,8 +1,8 @@
 """For which numbers of tokens an engine captures CUDA graphs.
 
-A step that also reads a prompt has hundreds to thousands of tokens. Without a graph of that size the host launches every
-kernel of it, which takes longer than the kernels do: on an H200 with a model of 1.5 B a prompt of 1,000 tokens costs
-26 ms beside 64 requests, and 7 to 14 ms with one. From some 4,000 tokens on the device is the slower of the two.
+A step that also reads a prompt has hundreds to thousands of tokens. Without a graph of that size the host launches
+every kernel of it, which takes longer than the kernels do: on an H200 with a model of 1.5 B a prompt of 1,000 tokens
+costs 26 ms beside 64 requests, and 7 to 14 ms with one. From some 4,000 tokens on the device is the slower of the two.
 """
 
 from __future__ import annotations
