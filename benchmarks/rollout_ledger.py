@@ -13,7 +13,9 @@ itself and what each running request adds. With the steps an arm took, that divi
 * prompts: the rest, which is reading prompts, attending to long contexts, and what the line does not fit.
 
 A turn's prompt is known only after the turn before, so a loop needs at least as many steps as the episode with the most
-answer tokens has. The floor is that many steps, with the requests of the trace, the prompts of the bound, never idle.
+answer tokens has. The floor is that many steps, with the requests of the trace, never idle, and with prompts at the
+least that an arm of the report spent on them. Steps and requests are a limit at this cost of a step; the prompts are
+what was reached, not a limit. No arm that plays the episodes turn by turn lies below the floor.
 """
 
 from __future__ import annotations
@@ -119,7 +121,8 @@ def describe(report: Mapping[str, Any], trace: Trace) -> str:
     cost = step_cost(report["steps"])
     accounts = [account(row, cost, trace) for row in report["rows"]]
     bound = min((entry for entry in accounts if "bound" in entry.arm), key=lambda entry: entry.seconds)
-    floor = floor_seconds(trace, cost, bound.prompts)
+    cheapest = min(accounts, key=lambda entry: entry.prompts)
+    floor = floor_seconds(trace, cost, cheapest.prompts)
     lengths = np.array(chains(trace))
     running = (lengths[:, None] > np.arange(lengths.max())).sum(axis=0)  # (steps,) if no episode ever waits
     lines = [
@@ -133,8 +136,8 @@ def describe(report: Mapping[str, Any], trace: Trace) -> str:
         for entry in accounts
     ]
     lines.append(
-        f"at least {lengths.max():,} steps, {floor:.1f} s: {bound.seconds / floor:.2f} of the bound, "
-        f"{floor - bound.seconds:.1f} s more"
+        f"at least {lengths.max():,} steps, {floor:.1f} s with the prompts of {cheapest.arm}: "
+        f"{bound.seconds / floor:.2f} of the bound, {floor - bound.seconds:.1f} s more"
     )
     for few in TAILS:
         tail = running[running < few]

@@ -46,6 +46,13 @@ def test_the_floor_has_a_step_for_each_token_of_the_longest_episode() -> None:
     assert "at least 7 steps" in text and "| loop | 8 | 2.0 |" in text
 
 
+def test_no_arm_of_the_report_lies_below_the_floor() -> None:
+    # At 16 ms for 8 steps, 6 ms for requests and nothing idle, 0.1 s leave 78 ms for prompts, where the bound has 984 ms.
+    rows = [*_report()["rows"], {"arm": "quick", "seconds": 0.1, "steps": 8, "mean_running": 1.5, "idle_share": 0.0}]
+    text = describe(_report(rows=rows), TRACE)
+    assert "at least 7 steps, 0.1 s with the prompts of quick: 10.20 of the bound, -0.9 s more" in text
+
+
 def test_reports_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="--trace"):
         describe(_report(requests=4), TRACE)
