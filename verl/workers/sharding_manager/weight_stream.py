@@ -1,9 +1,9 @@
 """The trainer's parameters as a stream of full tensors under their Hugging Face names.
 
-One parameter at a time is gathered from its shards, cast and handed on, so a rank never holds more than one full
-tensor beside its shard. Adapters are merged on the way: the engine sees `W + scale * B @ A` and knows nothing of
-LoRA. All ranks iterate in lockstep, because gathering is a collective. Everything that can be wrong is found by
-`plan_weights`; the iterator itself does arithmetic and collectives only.
+Parameters are gathered from their shards in buckets (`weight_buckets`), cast and handed on one by one, so a rank holds
+two buckets beside its shard and never the model. Adapters are merged on the way: the engine sees `W + scale * B @ A`
+and knows nothing of LoRA. All ranks iterate in lockstep, because gathering is a collective. Everything that can be
+wrong is found by `plan_weights`; the iterator itself does arithmetic and collectives only.
 
 Left out: adapters that are more than a sum of two factors (DoRA, trained biases), which `plan_weights` refuses.
 """
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+
+from verl.workers.sharding_manager.weight_buckets import BUCKET_BYTES, BucketedGather, Source
 
 # What wrappers add to a parameter's path.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.", "base_model.model.")
@@ -62,39 +63,40 @@ def plan_weights(module: nn.Module) -> list[PlannedWeight]:
     return plan
 
 
-@torch.no_grad()
 def stream_weights(
-    plan: list[PlannedWeight], dtype: torch.dtype, device: torch.device | str
+    plan: list[PlannedWeight], dtype: torch.dtype, device: torch.device | str, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, full tensor of `dtype` on `device`). All ranks must consume the stream to its end.
+    """Iterate over (name, full tensor of `dtype` on `device`). All ranks must consume the stream to its end.
 
-    Shards are cast before they are gathered, which halves what travels when the trainer keeps float32. A yielded tensor
-    may share memory with the trainer's parameter: the receiver copies and does not write.
+    Shards are cast before they are gathered, which halves what travels when the trainer keeps float32; those that an
+    adapter is added to travel as they are. A tensor does not change while the receiver holds it, but it may share
+    memory with the trainer's parameter, or with a bucket of `bucket_bytes` that lives as long: the receiver copies
+    what it wants, does not write, and lets go before it takes the next.
     """
-    for weight in plan:
+    return _merged(plan, BucketedGather([_sources(weight, dtype) for weight in plan], device, bucket_bytes), dtype)
+
+
+def _sources(weight: PlannedWeight, dtype: torch.dtype) -> list[Source]:
+    """The weight, then A and B of each adapter."""
+    if not weight.updates:
+        return [Source(weight.parameter, dtype)]
+    factors = [factor for update in weight.updates for factor in (update.a, update.b)]
+    return [Source(tensor, tensor.dtype) for tensor in (weight.parameter, *factors)]
+
+
+@torch.no_grad()
+def _merged(
+    plan: list[PlannedWeight], gathered: BucketedGather, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for weight, tensors in zip(plan, gathered):
         if not weight.updates:
-            yield weight.name, gather_full(weight.parameter, dtype, device)
+            yield weight.name, tensors[0]
             continue
-        full = gather_full(weight.parameter, torch.float32, device).clone()
-        for update in weight.updates:
-            a = gather_full(update.a, torch.float32, device)
-            b = gather_full(update.b, torch.float32, device)
-            delta = (b @ a).mul_(update.scale)
+        full = tensors[0].to(torch.float32, copy=True)
+        for update, a, b in zip(weight.updates, tensors[1::2], tensors[2::2]):
+            delta = (b.float() @ a.float()).mul_(update.scale)
             full += delta.T if update.transposed else delta
         yield weight.name, full.to(dtype)
-
-
-def gather_full(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """The full tensor on every rank of the mesh, cast; shards that lie in host memory pass through `device`."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().to(device=device, dtype=dtype)
-    local = tensor.detach().to_local().to(device=device, dtype=dtype)
-    if tensor.device_mesh.size() == 1:
-        return local  # the shard is the whole; spares a third of the time on one GPU
-    cast = DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
-    return cast.full_tensor()
 
 
 def _checkpoint_name(name: str) -> str:
