@@ -12,7 +12,7 @@ from tests.rollout import tiny
 from verl.models.lora import LoraSettings, add_lora
 from verl.workers.rollout.base import run_to_completion
 from verl.workers.rollout.hf_rollout import HFRollout
-from verl.workers.sharding_manager import HybridEngine
+from verl.workers.sharding_manager import HybridEngine, hybrid_engine
 from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
 
 
@@ -95,6 +95,75 @@ def test_weights_travel_once_a_version(folder: str) -> None:
     assert hybrid.begin_rollout()["perf/weight_sync/tensors"] == count
     with pytest.raises(AssertionError):
         hybrid.mark_updated()
+
+
+GIB = 1 << 30
+
+
+class SleepingEngine(HFRollout):
+    """Takes 2 GiB for weights and 10 for its KV cache; a load leaves `left_by_load` GiB in torch's cache."""
+
+    total, cached, left_by_load, releases = 0, 0, 0, 0
+
+    def __init__(self, folder: str, can_sleep: bool = True) -> None:
+        super().__init__(tiny.settings(folder))
+        self.can_sleep = can_sleep
+        self.taken = {"weights": 2, "kv_cache": 10}
+
+    def free(self, device: torch.device) -> int:
+        return (self.total - self.cached - sum(self.taken.values())) * GIB
+
+    def release(self, device: torch.device) -> None:
+        self.cached = 0
+        self.releases += 1
+
+    def sleep(self, level: int = 2) -> None:
+        if self.can_sleep:
+            self.taken = {}
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.taken |= {tag: {"weights": 2, "kv_cache": 10}[tag] for tag in tags} if self.can_sleep else {}
+        assert self.free(torch.device("cpu")) >= 0, "the device has not that much"
+
+    def load_weights(self, weights) -> None:
+        super().load_weights(weights)
+        self.cached += self.left_by_load
+
+
+@pytest.mark.parametrize(
+    "total, cached, left_by_load, releases",
+    [
+        (20, 5, 2, 0),  # 15 GiB free for 12
+        (20, 8, 0, 1),  # 12 free for 12: none to spare
+        (20, 6, 2, 1),  # 14 free for 12; after the load 10 for 10
+        (14, 9, 2, 2),
+    ],
+)
+def test_cached_memory_goes_back_if_the_engine_lacks_it(
+    folder: str, monkeypatch, total: int, cached: int, left_by_load: int, releases: int
+) -> None:
+    engine = SleepingEngine(folder)
+    monkeypatch.setattr(hybrid_engine, "_free_bytes", engine.free)
+    monkeypatch.setattr(hybrid_engine, "_release_cached", engine.release)
+    engine.total, engine.left_by_load = total, left_by_load
+    hybrid = HybridEngine(tiny.build_model(seed=1), engine, device="cpu", dtype=torch.float32)
+    for _ in range(2):
+        engine.cached, engine.releases = cached, 0  # what training leaves behind
+        hybrid.begin_rollout()
+        assert engine.releases == releases and engine.taken == {"weights": 2, "kv_cache": 10}
+        hybrid.end_rollout()
+
+
+def test_an_engine_that_keeps_its_memory_needs_no_room(folder: str, monkeypatch) -> None:
+    engine = SleepingEngine(folder, can_sleep=False)
+    monkeypatch.setattr(hybrid_engine, "_free_bytes", engine.free)
+    monkeypatch.setattr(hybrid_engine, "_release_cached", engine.release)
+    engine.total = 13
+    hybrid = HybridEngine(tiny.build_model(seed=1), engine, device="cpu", dtype=torch.float32)
+    engine.cached, engine.releases = 1, 0
+    hybrid.begin_rollout()
+    hybrid.end_rollout()
+    assert engine.releases == 0 and engine.cached == 1
 
 
 def test_the_trainers_generators_do_not_notice_a_rollout(folder: str) -> None:

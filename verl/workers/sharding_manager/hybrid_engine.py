@@ -6,6 +6,9 @@
 
 Weights travel only when they changed or the engine forgot them. After a sync `verify` asks both sides for the
 log-probs of the same tokens; they must agree within rounding. On CPU the same calls run, and sleeping frees nothing.
+
+The engine's pool lies outside torch's allocator, so blocks that torch keeps for later stand in its way. They are handed
+back before the engine wakes only if the device has too little without them: to free and to take them again costs time.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ ScoreFn = Callable[[list[np.ndarray]], list[np.ndarray]]
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}  # mean gap of log-probs, nats
 _SYNC_SLACK = 10.0  # tolerances; beyond them the probe of a running training stops it
 _PROBE_ROWS, _PROBE_PROMPT, _PROBE_RESPONSE = 4, 16, 48
+_SPARE_BYTES = 1 << 30  # left free beside what the engine takes, for communication buffers and the like
 _PROBE_VOCABULARY = 2048  # prompts take lower token ids: rows at the end may belong to no token and hold anything
 
 
@@ -60,7 +64,10 @@ class HybridEngine:
         self._engine_version = -1  # of the weights in the engine; -1: none
         self._trainer_rng: dict[str, Any] | None = None
         self._probe: tuple[list[np.ndarray], list[int]] | None = None  # sequences, and where their answers begin
+        _release_cached(self.device)
+        free = _free_bytes(self.device)
         self._sleep()
+        self._engine_bytes = _free_bytes(self.device) - free  # what the engine will take again
 
     @property
     def rolling_out(self) -> bool:
@@ -83,15 +90,19 @@ class HybridEngine:
         self._trainer_rng = rng_state()
         metrics = memory_ledger(self.device, "before_rollout")
         plan = plan_weights(self.module) if self._engine_version != self._version else []
-        _release_cached(self.device)
+        stream = stream_weights(plan, self.dtype, self.device)
+        self._make_room(self._engine_bytes)
+        free = _free_bytes(self.device)
         self.engine.wake_up(["weights"])
+        still_asleep = self._engine_bytes - (free - _free_bytes(self.device))
         loading = time.perf_counter()
         if plan:
             self._engine_version = -1
-            self.engine.load_weights(stream_weights(plan, self.dtype, self.device))
+            self.engine.load_weights(stream)
             self._engine_version = self._version
-            _release_cached(self.device)
+            _synchronize(self.device)  # so that the seconds are those of the copies too
         waking = time.perf_counter()
+        self._make_room(still_asleep)
         self.engine.wake_up(["kv_cache"])
         metrics["timing_rollout_s/load_weights"] = waking - loading
         metrics["timing_rollout_s/wake_kv_cache"] = time.perf_counter() - waking
@@ -187,14 +198,20 @@ class HybridEngine:
         self.engine.sleep(2)
         if self.engine.can_sleep:
             self._engine_version = -1
-        _release_cached(self.device)
+            _release_cached(self.device)
+
+    def _make_room(self, needed: int) -> None:
+        """Before the engine takes `needed` bytes of device memory; nothing to do for one that never gave any back."""
+        if self.engine.can_sleep and _free_bytes(self.device) < needed + _SPARE_BYTES:
+            _release_cached(self.device)
 
 
 def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
     """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, used, free (CPU: rss).
 
-    `used` and `free` are the driver's view of the device. `allocated` and `reserved` are torch's, and count the
-    engine's pool even while it sleeps.
+    `used` and `free` are the driver's view of the device, to which blocks that torch keeps cached are in use, though
+    training and rollout can both have them. `allocated` and `reserved` are torch's, and count the engine's pool even
+    while it sleeps.
     """
     key = f"perf/memory_gb/{border}"
     if device.type != "cuda":
@@ -208,10 +225,20 @@ def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
     }
 
 
-def _release_cached(device: torch.device) -> None:
-    """Hand cached blocks back to the driver: the engine's pool is outside torch's allocator."""
+def _free_bytes(device: torch.device) -> int:
+    """What the driver could give; 0 where nothing sleeps."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _release_cached(device: torch.device) -> None:
+    """Hand the blocks that torch keeps cached back to the driver."""
+    _synchronize(device)
+    if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
