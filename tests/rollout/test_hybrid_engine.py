@@ -133,10 +133,10 @@ class SleepingEngine(HFRollout):
 @pytest.mark.parametrize(
     "total, cached, left_by_load, releases",
     [
-        (20, 5, 2, 0),  # 15 GiB free for 12
-        (20, 8, 0, 1),  # 12 free for 12: none to spare
-        (20, 6, 2, 1),  # 14 free for 12; after the load 10 for 10
-        (14, 9, 2, 2),
+        (23, 5, 2, 0),  # 18 GiB free for 12 and 4 to spare; after the load 14 for 10
+        (23, 8, 0, 1),  # 15 free for 12
+        (23, 6, 2, 1),  # 17 free for 12; after the load 13 for 10
+        (17, 9, 2, 2),
     ],
 )
 def test_cached_memory_goes_back_if_the_engine_lacks_it(

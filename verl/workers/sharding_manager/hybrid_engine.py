@@ -34,7 +34,7 @@ ScoreFn = Callable[[list[np.ndarray]], list[np.ndarray]]
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}  # mean gap of log-probs, nats
 _SYNC_SLACK = 10.0  # tolerances; beyond them the probe of a running training stops it
 _PROBE_ROWS, _PROBE_PROMPT, _PROBE_RESPONSE = 4, 16, 48
-_SPARE_BYTES = 1 << 30  # left free beside what the engine takes, for communication buffers and the like
+_SPARE_BYTES = 4 << 30  # left free beside what the engine takes: its activations, communication buffers
 _PROBE_VOCABULARY = 2048  # prompts take lower token ids: rows at the end may belong to no token and hold anything
 
 
@@ -209,9 +209,9 @@ class HybridEngine:
 def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
     """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, used, free (CPU: rss).
 
-    `used` and `free` are the driver's view of the device, to which blocks that torch keeps cached are in use, though
-    training and rollout can both have them. `allocated` and `reserved` are torch's, and count the engine's pool even
-    while it sleeps.
+    `used` and `free` are the driver's view of the device, to which blocks that torch keeps cached are in use; torch
+    hands those back when it runs short. `allocated` and `reserved` are torch's, and count the engine's pool even while
+    it sleeps.
     """
     key = f"perf/memory_gb/{border}"
     if device.type != "cuda":
