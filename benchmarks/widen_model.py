@@ -30,7 +30,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from benchmarks.widening import Widening, WideShape, check_shapes
+from benchmarks.widening import UNUSED_MARGIN, Widening, WideShape, check_shapes
 from verl.utils.fs import copy_to_local
 from verl.utils.tokenizer import hf_tokenizer
 
@@ -38,29 +38,32 @@ logger = logging.getLogger("benchmarks.widen_model")
 
 EMBEDDED_MODEL = "pkg://agent_system.environments.env_package.webshop/embedded_model"
 COMPARED_POSITIONS = 64
+MEASURED_PROMPTS = 12
 
 
-def final_activation(model: Qwen2ForCausalLM, prompts: Sequence[torch.Tensor]) -> float:
-    """The largest root mean square of the residual stream before the final norm."""
-    seen: list[float] = []
+@torch.no_grad()
+def unused_reach(model: Qwen2ForCausalLM, prompts: Sequence[torch.Tensor]) -> float:
+    """What the logits of unused rows have to make up for: see :class:`Widening`, ``reach``."""
+    seen: list[torch.Tensor] = []
 
     def record(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        seen.append(float(arguments[0].float().pow(2).mean(-1).sqrt().max()))
+        seen.append((arguments[0].float().pow(2).mean(-1) + model.config.rms_norm_eps).sqrt())
 
     hook = model.model.norm.register_forward_pre_hook(record)
-    with torch.no_grad():
-        for prompt in prompts:
-            model(prompt[None].to(model.device), logits_to_keep=1)
+    needed = []
+    for prompt in prompts:
+        best = model(prompt[None].to(model.device)).logits.float().amax(-1)  # (1, positions), as is seen[-1]
+        needed.append(((UNUSED_MARGIN - best).clamp(min=1.0) * seen[-1]).max())
     hook.remove()
-    return max(seen)
+    return float(torch.stack(needed).max())
 
 
 def widen(
     small: Qwen2ForCausalLM, shape: WideShape, prompts: Sequence[torch.Tensor], seed: int = 0
 ) -> Qwen2ForCausalLM:
-    """The wide model in float32 on the CPU; ``prompts`` are token ids, from which the largest activation is taken."""
+    """The wide model in float32 on the CPU; ``prompts`` are token ids, on which unused vocabulary rows are measured."""
     weights = {name: value.detach().float().cpu() for name, value in small.state_dict().items()}
-    plan = Widening(small.config, weights, shape, final_activation(small, prompts), seed)
+    plan = Widening(small.config, weights, shape, unused_reach(small, prompts), seed)
     config = plan.config()
     with torch.device("meta"):
         wide = Qwen2ForCausalLM(config)
@@ -191,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shape = WideShape(**{name: getattr(options, name) for name in vars(WideShape())})
     small = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     check_shapes(small.config, shape)
-    prompts = shop_prompts(hf_tokenizer(str(folder)), max(options.prompts, 3))
+    prompts = shop_prompts(hf_tokenizer(str(folder)), max(options.prompts, MEASURED_PROMPTS))
     wide = widen(small, shape, prompts, options.seed)
     small.to(options.device)
     if options.prompts:

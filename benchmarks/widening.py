@@ -1,16 +1,24 @@
 """The weights of a small Qwen2 model in a larger shape that computes the same function.
 
-In the manner of Net2Net (Chen et al. 2016), with zeros on the output side in place of split copies:
+In the manner of Net2Net (Chen et al. 2016), with zeros in place of split copies. Adam moves every weight that has a
+gradient by about the learning rate, however small the gradient; a construction whose new weights have gradients is
+therefore taken apart within a few steps. Here what is new has a gradient of exactly zero, so it stays as it is, and the
+wide model learns what the small one would:
 
-- The residual stream holds the small model's values in its first d dimensions, one constant c, and zeros up to D.
+- The residual stream holds the small model's values in its first d dimensions, one constant, and zeros up to D.
+  Nothing writes to the zeros, and what the small model is made of does not read them.
 - RMSNorm divides by the mean square over all dimensions, which zeros make smaller: its weights are multiplied by
-  sqrt(d / D). The epsilon becomes (eps d - c^2) / D, which takes up the constant as well: nothing is approximated.
+  sqrt(d / D). The epsilon becomes (eps d - constant^2) / D, which takes the constant out of the sum again. It is
+  negative where the constant is larger than the old epsilon; every sum of squares is well above that.
 - A head's dimension i goes to i times the ratio of head sizes within its half, where the rotary embedding turns at the
   same frequency; queries are multiplied by the root of that ratio, which the larger head's scale takes away again.
-- Query heads keep their key-value head. Everything that is new reads with random weights and writes with zeros, whole
-  layers included.
-- Vocabulary rows that the tokenizer does not know are never sampled: the final norm lets the constant through, and
-  only their rows give it weight, a large negative one. Embeddings stay tied.
+- Query heads keep their key-value head. New queries, keys and gates are computed with random weights; new values and
+  up-projections read only the zeros and are multiplied into what those give; they write with zeros. Whole layers too.
+  The exception are new query heads on an old key-value head: they average real values, so that their zeros in o_proj
+  learn, as those of as many heads would in any model.
+- Vocabulary rows that the tokenizer does not know are never sampled: the final norm lets the constant through, with its
+  sign turned, and their rows give it weight. To read such a token makes them less likely still. The rows have the norm
+  of ordinary ones or a few times that. Embeddings stay tied.
 """
 
 from __future__ import annotations
@@ -23,8 +31,8 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen2Config
 
-UNUSED_WEIGHT = 64.0  # of a vocabulary row without a token, on the constant
-UNUSED_LOGIT = 800.0  # how far below zero such a row's logit is at the largest activation that was measured
+UNUSED_MARGIN = 40.0  # how far below the best logit those of rows without a token are, at every position measured
+UNUSED_RATIO = 8.0  # of the constant in their rows to that in the others
 
 
 @dataclass(frozen=True)
@@ -99,11 +107,12 @@ class Widening:
         small: the small model's config.
         weights: its parameters by name.
         shape: what to widen to.
-        activation: the largest root mean square of the residual stream before the final norm, as measured.
+        reach: the largest (UNUSED_MARGIN - best logit) times root mean square of the residual stream before the final
+            norm over the positions measured.
         seed: of the random weights.
 
     Raises:
-        ValueError: see :func:`check_shapes`.
+        ValueError: see :func:`check_shapes`; or a vocabulary row is zero.
     """
 
     def __init__(
@@ -111,7 +120,7 @@ class Widening:
         small: Qwen2Config,
         weights: dict[str, torch.Tensor],
         shape: WideShape,
-        activation: float = 1.0,
+        reach: float = 40.0,
         seed: int = 0,
     ) -> None:
         check_shapes(small, shape)
@@ -119,10 +128,13 @@ class Widening:
         self.generator = torch.Generator().manual_seed(seed)
         self.width = small.hidden_size
         self.shrink = math.sqrt(self.width / shape.hidden)
-        # The constant takes over half of epsilon's part; rounded as it will be stored.
-        half = math.sqrt(small.rms_norm_eps * self.width / 2)
-        self.constant = float(torch.tensor(half).to(torch.bfloat16))
-        self.constant_weight = UNUSED_LOGIT / UNUSED_WEIGHT * activation / self.constant
+        shortest = float(weights["model.embed_tokens.weight"].norm(dim=1).min())
+        if not shortest:
+            raise ValueError("--small: a row of its embeddings is zero, next to which no constant is small")
+        # Exact in bfloat16, and its square is below the square sum of every row.
+        self.constant = 2.0 ** math.floor(math.log2(shortest))
+        self.unused = UNUSED_RATIO * self.constant
+        self.constant_weight = -reach / (self.constant * (self.unused - self.constant))
         self._place_heads()
 
     def _place_heads(self) -> None:
@@ -136,7 +148,6 @@ class Widening:
         wide_group = wide.heads // wide.kv_heads
         heads = [(head // group) * wide_group + head % group for head in range(small.num_attention_heads)]
         self.query_rows = torch.cat([head * wide.head_dim + within for head in heads])
-        self.query_head_rows = torch.cat([torch.arange(wide.head_dim) + head * wide.head_dim for head in heads])
         self.kv_rows = torch.cat([head * wide.head_dim + within for head in range(small.num_key_value_heads)])
         self.query_scale = math.sqrt(stride)
 
@@ -179,7 +190,7 @@ class Widening:
         used = self.small.vocab_size
         table[:used, : self.width] = self.weights["model.embed_tokens.weight"]
         table[:used, self.width] = self.constant
-        table[used:, self.width] = -UNUSED_WEIGHT
+        table[used:, self.width] = self.unused
         return table
 
     def _norm(self, weight: torch.Tensor | None) -> torch.Tensor:
@@ -190,8 +201,16 @@ class Widening:
         wide[self.width] = 0.0
         return wide * self.shrink
 
-    def _random(self, *size: int) -> torch.Tensor:
-        return torch.empty(*size).normal_(0.0, self.small.initializer_range, generator=self.generator)
+    def _random(self, rows: int) -> torch.Tensor:
+        """(rows, hidden) weights that read every dimension."""
+        size = (rows, self.shape.hidden)
+        return torch.empty(size).normal_(0.0, self.small.initializer_range, generator=self.generator)
+
+    def _silent(self, rows: int) -> torch.Tensor:
+        """(rows, hidden) weights that read only what is zero."""
+        weight = self._random(rows)
+        weight[:, : self.width] = 0.0
+        return weight
 
     def _layer(self, small: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """One layer's parameters; with no small layer to hold it changes nothing in the residual stream."""
@@ -201,28 +220,42 @@ class Widening:
         yield from self._mlp(small)
 
     def _attention(self, small: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        shape = self.shape
+        shape, width = self.shape, self.width
         for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
-            weight = self._random(heads * shape.head_dim, shape.hidden)
-            bias = torch.zeros(heads * shape.head_dim)
+            size = heads * shape.head_dim
+            weight = self._silent(size) if name == "v" else self._random(size)
+            bias = torch.zeros(size)
             if small:
                 rows, scale = (self.query_rows, self.query_scale) if name == "q" else (self.kv_rows, 1.0)
-                if name == "q":
-                    weight[self.query_head_rows] = 0.0  # the new dimensions of a head add nothing to its scores
+                if name != "v":
+                    self._keep_to_old_keys(weight, name)
                 weight[rows] = 0.0
-                weight[rows, : self.width] = small[f"self_attn.{name}_proj.weight"] * scale
+                weight[rows, :width] = small[f"self_attn.{name}_proj.weight"] * scale
                 bias[rows] = small[f"self_attn.{name}_proj.bias"] * scale
             yield f"self_attn.{name}_proj.weight", weight
             yield f"self_attn.{name}_proj.bias", bias
         output = torch.zeros(shape.hidden, shape.heads * shape.head_dim)
         if small:
-            output[: self.width, self.query_rows] = small["self_attn.o_proj.weight"]
+            output[:width, self.query_rows] = small["self_attn.o_proj.weight"]
         yield "self_attn.o_proj.weight", output
+
+    def _keep_to_old_keys(self, weight: torch.Tensor, name: str) -> None:
+        """On the small model's key-value heads new dimensions are zero, and new query heads read its values alone."""
+        heads = self.small.num_key_value_heads
+        if name == "q":
+            heads *= self.shape.heads // self.shape.kv_heads
+        size = self.shape.head_dim
+        old = torch.zeros(size, dtype=torch.bool)
+        old[self.kv_rows[: small_head_dim(self.small)]] = True
+        old = old.repeat(heads)  # (rows of these heads,)
+        part = weight[: len(old)]
+        part[~old, : self.width] = 0.0
+        part[old, self.width :] = 0.0
 
     def _mlp(self, small: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         units = self.small.intermediate_size
-        for name in ("gate_proj", "up_proj"):
-            weight = self._random(self.shape.intermediate, self.shape.hidden)
+        for name, draw in (("gate_proj", self._random), ("up_proj", self._silent)):
+            weight = draw(self.shape.intermediate)
             if small:
                 weight[:units] = 0.0
                 weight[:units, : self.width] = small[f"mlp.{name}.weight"]

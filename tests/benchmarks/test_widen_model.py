@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.widen_model import compare, main, save, widen
-from benchmarks.widening import WideShape, check_shapes
+from benchmarks.widening import UNUSED_MARGIN, WideShape, check_shapes
 
 WIDE = WideShape(hidden=512, layers=5, heads=8, kv_heads=2, intermediate=300, vocabulary=211, positions=256)
 
@@ -60,16 +60,68 @@ def test_log_probs_and_greedy_texts_stay(small, wide):
     agreement = compare(model, result, prompts(), tokens=12)
     assert agreement.largest < 1e-4
     assert agreement.same_texts == agreement.texts == 3
-    assert agreement.margin > 100  # exp(-100) is never sampled
+    assert agreement.margin > UNUSED_MARGIN - 0.01
 
 
 def test_new_parts_are_computed_with_real_numbers():
-    """Zeros on the reading side would let a benchmark skip nothing, but would not load a cache as real heads do."""
+    """Every new row has weights, and in the new layers queries, keys and gates come out as numbers, not as zeros."""
     result = widen(small_model(), WIDE, prompts())
+    seen = {}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj"):
+        part = result.model.layers[4].get_submodule(name)
+        part.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output}))
+    result(prompts()[0][None])
+    assert len(seen) == 3 and all(output.ne(0).all() for output in seen.values())
     for layer in result.model.layers:
-        assert layer.self_attn.q_proj.weight.abs().sum(1).gt(0).float().mean() >= 0.5
-        assert layer.mlp.gate_proj.weight[75:].abs().sum(1).gt(0).all()
+        for part in (*(getattr(layer.self_attn, f"{name}_proj") for name in "qkv"), layer.mlp.gate_proj):
+            assert part.weight.abs().sum(1).gt(0).all()
+        assert layer.mlp.up_proj.weight.abs().sum(1).gt(0).all()
     assert result.model.layers[4].self_attn.o_proj.weight.abs().sum() == 0
+
+
+def test_rows_without_a_token_stay_unlikely_after_one_was_read():
+    model = small_model()
+    result = widen(model, WIDE, prompts())
+    prompt = prompts()[1].clone()
+    prompt[[3, 12, -1]] = torch.tensor([97, 150, 210])
+    with torch.no_grad():
+        logits = result(prompt[None]).logits[0]
+    assert (logits[:, :97].amax(-1) - logits[:, 97:].amax(-1)).min() > UNUSED_MARGIN / 2
+    assert logits.max() < 1e3
+
+
+def _train(model: Qwen2ForCausalLM, steps: int, rate: float) -> tuple[torch.Tensor, float]:
+    """Log-probabilities over the small vocabulary after AdamW steps, and the last gradient's norm."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    for step in range(steps):
+        prompt = prompts()[step % 3]
+        logits = model(prompt[None]).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, prompt[1:]).backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return model(prompts()[0][None]).logits[0, :, :97].log_softmax(-1), norm
+
+
+def test_the_wide_model_learns_what_the_small_one_learns():
+    """Adam moves a weight by the learning rate whatever its gradient's size: new weights must have none."""
+    model = small_model()
+    result = widen(model, WIDE, prompts())
+    before = {name: value.detach().clone() for name, value in result.named_parameters()}
+    with torch.no_grad():
+        start = model(prompts()[0][None]).logits[0].log_softmax(-1)
+    (ours, norm), (theirs, wide_norm) = (_train(each, steps=12, rate=1e-4) for each in (model, result))
+    learned = (ours - start).abs().mean()
+    assert learned > 0.05
+    assert (theirs - ours).abs().mean() < 0.2 * learned
+    assert norm / 2 < wide_norm < 3 * norm
+    for name, value in result.named_parameters():
+        if "layers.4." in name and "norm" not in name:  # a new layer; weight decay alone moves it
+            assert torch.allclose(value, before[name], rtol=1e-4, atol=0.0), name
+    assert result.model.embed_tokens.weight[:, 129:].abs().max() == 0
+    agreement = compare(model, result, prompts(), tokens=0)
+    assert agreement.margin > UNUSED_MARGIN * 0.7
 
 
 def test_the_written_folder_is_the_model_with_its_tokenizer(tmp_path):
@@ -110,6 +162,14 @@ def test_other_models_are_refused():
     config.tie_word_embeddings = False
     with pytest.raises(ValueError, match="tied embeddings"):
         check_shapes(config, WIDE)
+
+
+def test_a_row_of_zeros_is_refused():
+    model = small_model()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = 0.0
+    with pytest.raises(ValueError, match="--small: a row"):
+        widen(model, WIDE, prompts())
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path):
