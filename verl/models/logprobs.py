@@ -91,6 +91,7 @@ def _logits_gradient(
 
 
 _compiled: dict[str, Callable] = {}
+_COMPILED_ON = {"cuda"}
 
 
 def enable_compiled_head() -> None:
@@ -99,8 +100,15 @@ def enable_compiled_head() -> None:
         _compiled.setdefault(function.__name__, torch.compile(function, dynamic=True))
 
 
-def _kernel(function: Callable, tensor: torch.Tensor) -> Callable:
-    return _compiled.get(function.__name__, function) if tensor.is_cuda else function
+def _kernel(function: Callable, chunk: torch.Tensor) -> Callable:
+    """The compiled function where there is one. A single token would be compiled for by itself, and is not worth it."""
+    worth_it = chunk.device.type in _COMPILED_ON and len(chunk) > 1
+    return _compiled.get(function.__name__, function) if worth_it else function
+
+
+def _chunk_of(part: slice, *vectors: torch.Tensor) -> list[torch.Tensor]:
+    """Copies of parts of vectors: compiled code is checked against what an input is a view of, and where in it."""
+    return [vector[part].clone(memory_format=torch.contiguous_format) for vector in vectors]
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -115,10 +123,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, chunk = hidden.shape[0], _chunk_size(hidden, weight)
         log_probs, log_norm, entropy = (hidden.new_zeros(count, dtype=torch.float32) for _ in range(3))
-        statistics = _kernel(_statistics, hidden)
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
-            values = statistics(_logits(hidden[part], weight), labels[part], scale, with_entropy)
+            (labels_here,) = _chunk_of(part, labels)
+            statistics = _kernel(_statistics, labels_here)
+            values = statistics(_logits(hidden[part], weight), labels_here, scale, with_entropy)
             log_probs[part], log_norm[part], entropy[part] = values
         ctx.save_for_backward(hidden, weight, labels, log_norm, entropy)
         ctx.scale, ctx.with_entropy = scale, with_entropy
@@ -138,19 +147,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_log_probs = torch.zeros_like(log_norm)
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        gradient, chunk = _kernel(_logits_gradient, hidden), _chunk_size(hidden, weight)
+        chunk = _chunk_size(hidden, weight)
         for start in range(0, hidden.shape[0], chunk):
             part = slice(start, start + chunk)
-            grad = gradient(
-                _logits(hidden[part], weight),
-                labels[part],
-                ctx.scale,
-                log_norm[part],
-                entropy[part],
-                grad_log_probs[part],
-                None if grad_entropy is None else grad_entropy[part],
-                hidden.dtype,
-            )
+            labels_here, *rest = _chunk_of(part, labels, log_norm, entropy, grad_log_probs)
+            rest += [None] if grad_entropy is None else _chunk_of(part, grad_entropy)
+            gradient = _kernel(_logits_gradient, labels_here)
+            grad = gradient(_logits(hidden[part], weight), labels_here, ctx.scale, *rest, hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
             if grad_weight is not None:

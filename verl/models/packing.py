@@ -46,11 +46,14 @@ class PackedRows:
     def num_tokens(self) -> int:
         return int(self.input_ids.shape[1])
 
-    def model_inputs(self) -> dict[str, Any]:
+    def model_inputs(self, has_kernel: bool | None = None) -> dict[str, Any]:
         """Keyword arguments of a packed transformers forward.
 
         The names are those transformers uses for variable-length attention; ``row_lengths`` serves the row loop that
         stands in where no variable-length kernel exists.
+
+        Args:
+            has_kernel: whether one exists; None means on CUDA.
         """
         inputs: dict[str, Any] = {
             "input_ids": self.input_ids,
@@ -59,7 +62,7 @@ class PackedRows:
             "cu_seq_lens_q": self.cu_seqlens,
             "cu_seq_lens_k": self.cu_seqlens,
         }
-        if self.input_ids.device.type == "cuda":
+        if has_kernel if has_kernel is not None else self.input_ids.device.type == "cuda":
             # A bound, not the exact maximum: few distinct values keep compiled graphs few.
             bound = -(-max(self.row_lengths) // 256) * 256
             inputs.update(max_length_q=bound, max_length_k=bound)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -108,6 +109,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) ->
     for layer in decoder_layers(model):
         if options.compile_layers:
             layer.compile(dynamic=True)
+            layer.register_forward_pre_hook(_same_kind_of_input)
         if whole:
             continue
         fully_shard(
@@ -122,6 +124,37 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) ->
     # What is one unit is not resharded after its forward either: the backward begins with it.
     model.sharding_options = replace(options, reshard_after_forward=options.reshard_after_forward and not whole)
     return model
+
+
+class _Unviewed(torch.autograd.Function):
+    """The same memory as a tensor that autograd does not know as a view."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.detach()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@torch.compiler.disable
+def _same_kind_of_input(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Forward pre-hook of a compiled layer: whatever calls it, one compiled graph fits its hidden states.
+
+    Compiled code is checked against whether an input is a view and whether it requires gradients. FSDP makes a view
+    of the hidden states in a forward, and none when checkpointing repeats it in the backward: the first recomputed
+    layer would compile forward and backward once more. Without gradients, only the first layer's input asks for them
+    (gradient checkpointing makes embeddings do so). Runs after FSDP's hook, which is put in front of all others.
+    """
+    if not args or not isinstance(args[0], torch.Tensor):
+        return args
+    hidden = args[0]
+    if not torch.is_grad_enabled():
+        hidden = hidden.detach()
+    elif hidden._is_view():
+        hidden = _Unviewed.apply(hidden)
+    return (hidden, *args[1:])
 
 
 def begin_micro_batch(model: nn.Module, last: bool) -> None:

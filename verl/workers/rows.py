@@ -10,7 +10,7 @@ import torch
 from verl.models.packing import PackedRows, pack_rows
 from verl.protocol import DataProto
 
-_FILLER = np.zeros(1, dtype=np.int32)
+_FILLER = np.zeros(2, dtype=np.int32)  # not 1: torch.compile makes a graph of its own for a size of 1
 _NOTHING = np.zeros(0, dtype=np.int32)
 
 
@@ -42,7 +42,7 @@ class RaggedRows:
         return len(self.prompts)
 
     def pack(self, indices: Sequence[int], device: torch.device | str) -> PackedRows:
-        """Pack some rows; no rows at all give a one-token filler that counts nowhere."""
+        """Pack some rows; no rows at all give a filler that counts nowhere."""
         if not len(indices):
             return pack_rows([_FILLER], [_NOTHING], device)
         return pack_rows([self.prompts[i] for i in indices], [self.responses[i] for i in indices], device)

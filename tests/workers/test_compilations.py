@@ -1,0 +1,150 @@
+"""Layers and head compile once for each use, whatever the sizes of micro-batches and the number of recomputed layers.
+
+The layers are those of a GPU run, the variable-length attention op included, for which a CPU kernel stands in.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.update_phase import RowSizes, make_rows
+from tests.workers.ranks import run_ranks
+from tests.workers.tiny import VOCABULARY, actor_config, random_rows, save_tiny_model
+from verl.models import logprobs
+from verl.models.build import ModelSpec, build_model
+from verl.models.heads import forward_log_probs
+from verl.models.packing import PackedRows
+from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.fsdp_utils import (
+    ShardingOptions,
+    _same_kind_of_input,
+    create_device_mesh,
+    decoder_layers,
+    ensure_process_group,
+)
+from verl.workers.actor import DataParallelPPOActor
+from verl.workers.rows import RaggedRows
+
+MIXED = ShardingOptions(torch.bfloat16, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def _actor(path: str, options: ShardingOptions = MIXED) -> DataParallelPPOActor:
+    mesh = create_device_mesh(dist.get_world_size(), -1, "cpu")
+    module = build_model(ModelSpec(path, seed=7, gradient_checkpointing=True), mesh, options)
+    config = actor_config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=4, use_kl_loss=False)
+    return DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.05), response_length=32)
+
+
+def _recompute(actor: DataParallelPPOActor, count: int) -> None:
+    for index, layer in enumerate(decoder_layers(actor.actor_module)):
+        layer.gradient_checkpointing = index < count
+
+
+def _varlen_on_cpu() -> None:
+    """Give torch's variable-length attention a CPU kernel; its gradient has the right shapes only."""
+    from torch.nn.attention import varlen
+
+    def forward(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = zip(*(x.transpose(0, 1).split(cu_seqlens.diff().tolist(), dim=1) for x in (q, k, v)))
+        out = [F.scaled_dot_product_attention(*row, is_causal=True, enable_gqa=True).transpose(0, 1) for row in rows]
+        return torch.cat(out), torch.zeros(q.shape[1], len(q)), torch.zeros(2, dtype=torch.uint64)
+
+    def backward(
+        gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return gradient.clone(), torch.zeros_like(k), torch.zeros_like(v)
+
+    varlen._varlen_attn.register_kernel("cpu")(forward)
+    varlen._varlen_attn_backward.register_kernel("cpu")(backward)
+
+
+def _graphs_after_each_part(path: str) -> list[int]:
+    """Graphs compiled so far, after the first log-probs, the first update, and everything that follows."""
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    torch._dynamo.config.disable = False
+    _varlen_on_cpu()
+    compiled = functools.partialmethod(nn.Module.compile, backend="aot_eager")
+    as_on_a_gpu = functools.partialmethod(PackedRows.model_inputs, has_kernel=True)
+    graphs = []
+    with mock.patch.object(nn.Module, "compile", compiled), mock.patch.object(PackedRows, "model_inputs", as_on_a_gpu):
+        actor = _actor(path, ShardingOptions(torch.bfloat16, torch.float32, compile_layers=True))
+        for part, (longest, recomputed) in enumerate([(30, 0), (300, 1), (60, 2), (700, 0), (90, 1)]):
+            rows = make_rows(16 + part, VOCABULARY, part, RowSizes((4, longest), (2, 9)))
+            actor.compute_log_prob(rows)
+            graphs += [torch._dynamo.utils.counters["stats"]["unique_graphs"]] * (part == 0)
+            _recompute(actor, recomputed)
+            actor.update_policy(rows)
+            graphs += [torch._dynamo.utils.counters["stats"]["unique_graphs"]] * (part == 0)
+        nothing = RaggedRows(rows).pack([], "cpu")  # what a rank runs that has fewer micro-batches than others
+        sum(x.sum() for x in forward_log_probs(actor.actor_module, nothing, 1.0)).backward()
+    return [*graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]]
+
+
+def test_layers_compile_once_without_and_once_with_gradients(model_path: str) -> None:
+    (graphs,) = run_ranks(_graphs_after_each_part, 1, model_path)
+    assert graphs == [1, 2, 2]
+
+
+def _graphs_of_the_head() -> list[int]:
+    """Graphs compiled so far: without gradients, with entropy too, with gradients, and after all other sizes."""
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    torch._dynamo.config.disable = False
+    for function in (logprobs._statistics, logprobs._logits_gradient):
+        logprobs._compiled[function.__name__] = torch.compile(function, dynamic=True, backend="aot_eager")
+    graphs = []
+
+    def run(tokens: int, with_entropy: bool = True, grad: bool = False) -> None:
+        hidden, weight = (torch.randn(n, 16).requires_grad_() for n in (tokens, VOCABULARY))
+        labels = torch.randint(VOCABULARY, (tokens,))
+        with torch.set_grad_enabled(grad):
+            log_probs, entropy = logprobs.token_log_probs(hidden, weight, labels, 1.0, with_entropy)
+        if grad:
+            (log_probs.square() + entropy).sum().backward()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    chunks_of_64 = mock.patch.dict(logprobs._CHUNK_ELEMENTS, cpu=64 * VOCABULARY)
+    with mock.patch.object(logprobs, "_COMPILED_ON", {"cpu"}), chunks_of_64:
+        run(40, with_entropy=False)
+        run(30)
+        run(50, grad=True)
+        for tokens in (1, 20, 65, 150, 64, 200):
+            run(tokens)
+            run(tokens, with_entropy=False)
+            run(tokens, grad=True)
+    return [*graphs[:3], graphs[-1]]
+
+
+def test_the_head_compiles_once_for_each_use() -> None:
+    (graphs,) = run_ranks(_graphs_of_the_head, 1)
+    assert graphs == [1, 2, 3, 3]
+
+
+def _weights(path: str, hook: bool) -> dict[str, torch.Tensor]:
+    actor = _actor(path)
+    for layer in decoder_layers(actor.actor_module) if hook else ():
+        layer.register_forward_pre_hook(_same_kind_of_input)
+    _recompute(actor, 1)
+    actor.update_policy(random_rows(12))
+    return {name: tensor.clone() for name, tensor in full_parameters(actor.actor_module)}
+
+
+def test_what_makes_inputs_alike_changes_no_bit(model_path: str) -> None:
+    ensure_process_group("cpu")
+    plain, alike = _weights(model_path, False), _weights(model_path, True)
+    assert [name for name in plain if not torch.equal(plain[name], alike[name])] == []
