@@ -253,6 +253,8 @@ def test_recomputing_some_layers_changes_nothing(model_path: str) -> None:
             layer.gradient_checkpointing = index < recomputed
         actor = DataParallelPPOActor(actor_config(), module, torch.optim.SGD(module.parameters(), lr=0.05))
         assert actor.recompute is (recomputed > 0)
-        results.append((actor.update_policy(random_rows(ROWS)), dict(full_parameters(module))))
+        metrics = actor.update_policy(random_rows(ROWS))
+        assert metrics.pop("perf/recomputed_layers/actor") == recomputed
+        results.append((metrics, dict(full_parameters(module))))
     _assert_same(results[0], results[1])
     _assert_same(results[0], results[2])

@@ -15,7 +15,7 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
 from verl.workers.actor import DataParallelPPOActor
-from verl.workers.device_state import OffloadedState
+from verl.workers.device_state import OffloadedState, growing_segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -102,3 +102,17 @@ def test_a_checkpoint_continues_on_the_gpu(model_path: str, tmp_path: Path) -> N
     theirs = dict(full_parameters(first.actor_module))
     for name, tensor in full_parameters(second.actor_module):
         torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0)
+
+
+def test_training_takes_memory_in_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    torch.cuda.empty_cache()
+    with growing_segments(DEVICE):
+        addresses = {torch.empty(n << 20, dtype=torch.uint8, device=DEVICE).data_ptr() for n in (64, 96, 128)}
+    assert len(addresses) == 1  # one segment that grew
+    outside = torch.empty(256 << 20, dtype=torch.uint8, device=DEVICE)
+    segments = torch.cuda.memory_snapshot()
+    for address, expandable in ((addresses.pop(), True), (outside.data_ptr(), False)):
+        found = [s for s in segments if s["address"] <= address < s["address"] + s["total_size"]]
+        assert [s["is_expandable"] for s in found] == [expandable]

@@ -40,11 +40,25 @@ def layers_to_recompute(num_layers: int, bytes_per_layer: float, free_bytes: flo
     return num_layers - min(num_layers, int(budget / max(bytes_per_layer, 1.0)))
 
 
-def fit_recomputation(model: nn.Module, tokens: int) -> int:
+def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes that this rank's first step of Adam will allocate for good: two moments of each parameter; 0 after it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)]
+    return 2 * sum(_local_bytes(p) for p in parameters)
+
+
+def _local_bytes(parameter: torch.Tensor) -> int:
+    return parameter.to_local().nbytes if hasattr(parameter, "to_local") else parameter.nbytes
+
+
+def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Optimizer | None = None) -> int:
     """Switch checkpointing on for the first layers only, as many as a micro-batch of ``tokens`` needs. Collective.
 
     Call it with gradients and gathered parameters out of memory. On CPU, where memory is not the limit that counts,
     every layer stays as the config has it.
+
+    Args:
+        tokens: of the largest micro-batch on this rank.
+        optimizer: room is left for the state that its first step allocates; None for one that keeps none.
 
     Returns:
         the number of recomputed layers, the same on all ranks.
@@ -55,8 +69,9 @@ def fit_recomputation(model: nn.Module, tokens: int) -> int:
         return sum(layer.gradient_checkpointing for layer in layers)
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    gradients = sum(p.to_local().nbytes if hasattr(p, "to_local") else p.nbytes for p in model.parameters())
-    count = layers_to_recompute(len(layers), tokens * activation_bytes_per_token(model), free - gradients)
+    free -= sum(map(_local_bytes, model.parameters()))  # gradients
+    free -= optimizer_bytes_to_come(optimizer) if optimizer is not None else 0
+    count = layers_to_recompute(len(layers), tokens * activation_bytes_per_token(model), free)
     agreed = torch.tensor(count, device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     for index, layer in enumerate(layers):

@@ -30,6 +30,32 @@ def choose_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _set_allocator(settings: str) -> None:
+    """Change settings of torch's CUDA allocator, in the notation of ``PYTORCH_CUDA_ALLOC_CONF``."""
+    torch._C._accelerator_setAllocatorSettings(settings)
+
+
+@contextlib.contextmanager
+def growing_segments(device: torch.device) -> Iterator[None]:
+    """Let torch's CUDA allocator take memory in segments that grow, inside the block; no effect elsewhere.
+
+    Micro-batches differ in size. A tensor of a larger one fits into no segment of a smaller one, so segments of all
+    sizes pile up until the device is full, are all handed back, and pile up again. One that grows serves every size.
+
+    Only training gets them: memory that a rollout engine sleeps with, records graphs on or shows to other processes
+    has to lie in segments of the other kind. Settings in ``PYTORCH_CUDA_ALLOC_CONF`` or ``PYTORCH_ALLOC_CONF`` stay as
+    they are, ``expandable_segments:False`` included.
+    """
+    if device.type != "cuda" or any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+        yield
+        return
+    _set_allocator("expandable_segments:True")
+    try:
+        yield
+    finally:
+        _set_allocator("expandable_segments:False")
+
+
 class OffloadedState:
     """A model and its optimiser that live in host memory between uses, as the config asks. No effect on CPU.
 
@@ -58,15 +84,16 @@ class OffloadedState:
 
     @contextlib.contextmanager
     def loaded(self, with_optimizer: bool = False) -> Iterator[None]:
-        """The device holds the parameters, and the optimiser state if asked, inside the block."""
-        if self.params:
-            move_parameters(self.module, self.device)
-        if self.optimizer_state and with_optimizer:
-            move_optimizer(self.optimizer, self.device)
-        try:
-            yield
-        finally:
-            self._store()
+        """The device holds the parameters, and the optimiser state if asked, inside the block; see growing_segments."""
+        with growing_segments(self.device):
+            if self.params:
+                move_parameters(self.module, self.device)
+            if self.optimizer_state and with_optimizer:
+                move_optimizer(self.optimizer, self.device)
+            try:
+                yield
+            finally:
+                self._store()
 
     def _store(self) -> None:
         if self.params:

@@ -47,6 +47,7 @@ from verl.workers.rollout.base import RolloutRequest, RolloutResult
 from verl.workers.rollout.factory import build_rollout_engine, import_engine
 from verl.workers.sharding_manager import HybridEngine
 from verl.workers.sharding_manager.hybrid_engine import memory_ledger
+from verl.workers.step_costs import StepCosts
 from verl.workers.update_loop import MicroBatchPlan
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
                 begin = time.perf_counter()
                 build()
                 seconds[f"startup/{name}"] = time.perf_counter() - begin
+        self.costs = StepCosts(self.device)
         return seconds
 
     def _build_actor(self, total_training_steps: int | None) -> None:
@@ -219,7 +221,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         seconds = time.perf_counter() - started
         metrics["perf/mfu/actor"] = utilisation(self.flops, data, seconds, self.config.actor.ppo_epochs, self.device)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
-        metrics.update(memory_metrics(self.device))
+        metrics.update(memory_metrics(self.device) | self.costs.metrics())
         self.scheduler.step()
         if self.is_rollout:
             self.hybrid.mark_updated()

@@ -62,10 +62,23 @@ class MicroBatchPlan:
             raise ValueError(f"set {self.key}micro_batch_size_per_gpu, or use_dynamic_bsz=True to fill by tokens")
         return split_by_rows(len(lengths), self.rows)
 
-    def most_tokens(self, lengths: np.ndarray) -> int:
-        """An upper bound of the tokens of a micro-batch over rows of these lengths."""
-        longest = int(lengths.max(initial=1))
-        return max(self.max_tokens, longest) if self.use_dynamic_bsz else longest * (self.rows or 1)
+    def most_tokens(self, lengths: np.ndarray, minis: list[np.ndarray]) -> int:
+        """Tokens of the largest micro-batch over the rows of these lengths, cut into these mini-batches."""
+        groups = [members[group] for members in minis for group in self.split(lengths[members])]
+        return max((int(lengths[group].sum()) for group in groups), default=1)
+
+    def hint(self, lengths: np.ndarray, minis: list[np.ndarray]) -> str | None:
+        """What to set for fuller micro-batches, where a fixed number of rows leaves them less than half full."""
+        if self.use_dynamic_bsz:
+            return None
+        mean = int(lengths.sum()) / max(1, sum(len(self.split(lengths[members])) for members in minis))
+        if 2 * mean > self.max_tokens:
+            return None
+        return (
+            f"{self.key}micro_batch_size_per_gpu={self.rows} gives micro-batches of {mean:,.0f} tokens on average. "
+            f"{self.key.rpartition('.')[0]}.use_dynamic_bsz=True fills them up to "
+            f"{self.key}max_token_len_per_gpu={self.max_tokens}: the same update, in less time"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ micro-batches changes nothing beyond rounding.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ from verl.workers.update_loop import (
     split_mini_batches,
 )
 
+logger = logging.getLogger(__name__)
+
 
 class DataParallelPPOActor(BasePPOActor):
     """Log-probabilities and PPO updates on packed rows.
@@ -66,6 +69,7 @@ class DataParallelPPOActor(BasePPOActor):
         self.response_length = response_length
         self.device = next(actor_module.parameters()).device
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(actor_module))
+        self._may_hint = self.device.type == "cuda" and dist.get_rank() == 0
         self.guard = None
         if actor_optimizer is not None:
             self.guard = GuardedOptimizer(actor_module, actor_optimizer, config.grad_clip)
@@ -115,8 +119,11 @@ class DataParallelPPOActor(BasePPOActor):
         rows = RaggedRows(data)
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
+        self._hint_once(rows, minis)
+        recomputed = 0
         if self.recompute:
-            fit_recomputation(self.actor_module, self.update_plan.most_tokens(rows.lengths))
+            most = self.update_plan.most_tokens(rows.lengths, minis)
+            recomputed = fit_recomputation(self.actor_module, most, self.actor_optimizer)
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []
@@ -134,9 +141,17 @@ class DataParallelPPOActor(BasePPOActor):
                 self._step(data, rows, minis[number], columns, sums)
         metrics = sums.reduce()
         metrics["actor/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
+        metrics["perf/recomputed_layers/actor"] = float(recomputed)
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = float(self.config.kl_loss_coef)
         return metrics
+
+    def _hint_once(self, rows: RaggedRows, minis: list[np.ndarray]) -> None:
+        """Say, with the first update on a GPU, how micro-batches could be fuller."""
+        hint = self.update_plan.hint(rows.lengths, minis) if self._may_hint else None
+        self._may_hint = False
+        if hint is not None:
+            logger.warning(hint)
 
     def _order(self, count: int, epoch: int) -> list[int]:
         """Order of the mini-batches in an epoch, the same on all ranks; the first epoch keeps the driver's."""

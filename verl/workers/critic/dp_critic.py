@@ -88,8 +88,10 @@ class DataParallelPPOCritic(BasePPOCritic):
         rows = RaggedRows(data)
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
+        recomputed = 0
         if self.recompute:
-            fit_recomputation(self.critic_module, self.update_plan.most_tokens(rows.lengths))
+            most = self.update_plan.most_tokens(rows.lengths, minis)
+            recomputed = fit_recomputation(self.critic_module, most, self.critic_optimizer)
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
@@ -100,6 +102,7 @@ class DataParallelPPOCritic(BasePPOCritic):
                 self._step(data, rows, minis[number], sums)
         metrics = sums.reduce()
         metrics["critic/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
+        metrics["perf/recomputed_layers/critic"] = float(recomputed)
         return metrics
 
     def _step(self, data: DataProto, rows: RaggedRows, members: np.ndarray, sums: MetricSums) -> None:

@@ -255,7 +255,8 @@ def _prepare_environment(settings: EngineSettings) -> None:
     else:
         if settings.dtype == torch.float32:  # vLLM's attention for it is Triton's, which rounds to TF32 unless told
             os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
-        if settings.free_cache_engine and "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+        if settings.free_cache_engine and "expandable_segments:True" in allocator:
             raise ValueError(
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True cannot be combined with "
                 f"{_KEY}.free_cache_engine=True (vLLM's sleeping memory pool); unset one of them"

@@ -1,0 +1,91 @@
+"""Memory of an update: what recomputation counts, segments that grow, and the figures that show what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from verl.models.recompute import optimizer_bytes_to_come
+from verl.utils.fsdp_utils import ensure_process_group
+from verl.workers import device_state
+from verl.workers.device_state import growing_segments
+from verl.workers.step_costs import StepCosts
+from verl.workers.update_loop import MicroBatchPlan
+
+ROWS = MicroBatchPlan(False, 1000, 2, "actor_rollout_ref.actor.ppo_")
+TOKENS = dataclasses.replace(ROWS, use_dynamic_bsz=True)
+LENGTHS = np.array([100, 300, 20, 30, 400, 10, 350])
+MINIS = [np.array([0, 2, 4]), np.array([1, 3, 5, 6])]  # micro-batches of two rows: 120, 400; 330, 360
+
+
+def test_room_is_left_for_adams_moments_until_they_exist() -> None:
+    layer = torch.nn.Linear(10, 5)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    assert optimizer_bytes_to_come(optimizer) == 2 * 4 * (10 * 5 + 5)
+    layer(torch.ones(2, 10)).sum().backward()
+    optimizer.step()
+    assert optimizer_bytes_to_come(optimizer) == 0
+
+
+def test_the_largest_micro_batch_is_one_that_runs() -> None:
+    assert ROWS.most_tokens(LENGTHS, MINIS) == 400
+    assert TOKENS.most_tokens(LENGTHS, MINIS) == 690  # each mini-batch fits whole
+    assert dataclasses.replace(TOKENS, max_tokens=350).most_tokens(LENGTHS, MINIS) == 400  # a row by itself
+    assert ROWS.most_tokens(np.zeros(0, dtype=np.int64), []) == 1
+
+
+def test_half_empty_micro_batches_are_worth_a_hint() -> None:
+    hint = ROWS.hint(LENGTHS, MINIS)  # 1,210 tokens in 4
+    assert hint is not None and "302 tokens on average" in hint
+    assert "actor_rollout_ref.actor.use_dynamic_bsz=True" in hint
+    assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000" in hint
+    assert dataclasses.replace(ROWS, max_tokens=600).hint(LENGTHS, MINIS) is None
+    assert TOKENS.hint(LENGTHS, MINIS) is None
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the allocator is told; nothing in the environment."""
+    told: list[str] = []
+    monkeypatch.setattr(device_state, "_set_allocator", told.append)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    return told
+
+
+def test_segments_grow_while_training_and_not_beyond(settings: list[str]) -> None:
+    with pytest.raises(RuntimeError), growing_segments(torch.device("cuda")):
+        assert settings == ["expandable_segments:True"]
+        raise RuntimeError
+    assert settings == ["expandable_segments:True", "expandable_segments:False"]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_allocator_settings_of_the_environment_stay(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with growing_segments(torch.device("cpu")):
+        assert settings == []
+    monkeypatch.setenv(name, "expandable_segments:False")
+    with growing_segments(torch.device("cuda")):
+        assert settings == []
+
+
+def test_costs_count_from_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure_process_group("cpu")
+    import torch._dynamo.utils as dynamo
+
+    graphs = dynamo.counters["stats"]["unique_graphs"]
+    monkeypatch.setitem(dynamo.counters["stats"], "unique_graphs", graphs)
+    costs = StepCosts(torch.device("cpu"))
+    dynamo.counters["stats"]["unique_graphs"] += 3
+    assert costs.metrics() == {
+        "perf/memory_alloc_retries": 0.0,
+        "perf/memory_device_allocs": 0.0,
+        "perf/compiled_graphs": 3.0,
+        "perf/compile_s": 0.0,
+    }
+    assert costs.metrics()["perf/compiled_graphs"] == 0.0
