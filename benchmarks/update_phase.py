@@ -8,8 +8,10 @@
         --rows 240 --micro-tokens 16384 65536 --arms fit --profile profile      # where a small model spends its time
 
 Rows have the lengths of WebShop steps unless told otherwise. With several ``--micro-tokens`` each way of the actor runs
-once for each, with the same model. ``--profile`` runs an update of up to three micro-batches and their
-log-probabilities once more under torch.profiler and writes a text for each, see ``benchmarks.update_profile``. The
+once for each, with the same model. ``--occupied-gib`` takes memory as a rollout engine does beside a run's update, and
+``--fixed-segments`` leaves torch's allocator as it is, where a run lets its segments grow. ``--profile`` runs an update
+of up to three micro-batches and their log-probabilities once more under torch.profiler and writes a text for each, see
+``benchmarks.update_profile``. The
 ways:
 
 * ``plain``: what one writes without this trainer: a transformers model under FSDP2, 8 rows padded to 1,536 tokens, its
@@ -23,6 +25,7 @@ ways:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import json
@@ -54,8 +57,9 @@ from verl.utils.fsdp_utils import (
     shard_model,
 )
 from verl.workers.actor import DataParallelPPOActor
-from verl.workers.device_state import choose_device
+from verl.workers.device_state import choose_device, growing_segments
 from verl.workers.rows import RaggedRows
+from verl.workers.step_costs import StepCosts
 
 logger = logging.getLogger("benchmarks.update_phase")
 
@@ -141,10 +145,13 @@ class Bench:
         half = torch.bfloat16 if self.device.type == "cuda" else None
         self.sharding = ShardingOptions(half, torch.float32 if half else None, args.reshard_after_forward)
         self.sharding = dataclasses.replace(self.sharding, whole_below=args.whole_below)
+        self.costs = StepCosts(self.device)  # of all updates of a row together
+        self.occupied = torch.empty(int(args.occupied_gib * 2**30), dtype=torch.uint8, device=self.device)
 
     def run(self, arm: str) -> Iterator[dict[str, Any]]:
         """Figures of an arm, one row for each token budget."""
         for row in self._plain() if arm == "plain" else self._actor(arm):
+            row |= {name.removeprefix("perf/"): value for name, value in self.costs.metrics().items()}
             if self.device.type == "cuda":
                 row["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
             yield {"arm": arm} | row
@@ -190,7 +197,8 @@ class Bench:
         actor.recompute = recompute == "fit"
         for budget in self.args.micro_tokens:
             self._forget_peak()
-            plan = dataclasses.replace(actor.update_plan, max_tokens=budget)
+            rows = self.args.micro_rows
+            plan = dataclasses.replace(actor.update_plan, max_tokens=budget, use_dynamic_bsz=rows is None, rows=rows)
             actor.update_plan = actor.log_prob_plan = plan
             yield {"micro_tokens": budget} | self._packed(arm, actor)
 
@@ -297,8 +305,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=RowSizes.prompt, metavar=("LEAST", "MOST"))
     parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
+    parser.add_argument("--micro-rows", type=int, help="rows of a micro-batch instead")
     parser.add_argument("--reshard-after-forward", action="store_true", help="as the key of fsdp_config has it")
     parser.add_argument("--whole-below", type=int, default=SMALL_MODEL, help="0 makes every layer a unit of FSDP")
+    parser.add_argument("--occupied-gib", type=float, default=0.0, help="memory that something else holds")
+    parser.add_argument("--fixed-segments", action="store_true", help="no segments that grow")
     parser.add_argument("--steps", type=int, default=4, help="timed updates, after two that warm up")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write a profile of each way into this folder")
     parser.add_argument("--trace", action="store_true", help="with --profile: Chrome traces too, large")
@@ -316,11 +327,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shape_config(args.shape).save_pretrained(folder)
         bench = Bench(args, folder)
-        for row in (row for arm in sorted(args.arms, key=ARMS.index) for row in bench.run(arm)):
-            rows.append(row)
-            logger.info("arm: %s", json.dumps(row))
-            if args.out and not quiet:
-                args.out.write_text(json.dumps({"ranks": bench.world, "rows": rows}, indent=1), encoding="utf-8")
+        with contextlib.nullcontext() if args.fixed_segments else growing_segments(bench.device):
+            for row in (row for arm in sorted(args.arms, key=ARMS.index) for row in bench.run(arm)):
+                rows.append(row)
+                logger.info("arm: %s", json.dumps(row))
+                if args.out and not quiet:
+                    args.out.write_text(json.dumps({"ranks": bench.world, "rows": rows}, indent=1), encoding="utf-8")
     logger.info("%s", table(rows, bench.world))
     dist.destroy_process_group()
 
