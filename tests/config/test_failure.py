@@ -11,7 +11,8 @@ import pytest
 
 from verl.trainer.config.compose import compose
 from verl.trainer.config.convert import to_dataclass
-from verl.trainer.config.failure import failure_report
+from verl.trainer.config.failure import failure_report, noted
+from verl.trainer.ppo.reward import get_custom_reward_fn
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = """
@@ -41,6 +42,20 @@ def test_a_workers_error_shows_its_own_traceback_once() -> None:
     assert report.count("line 3") == 1
     assert report.endswith("The run failed: actor rank 1 failed in init_model: OSError: gone\n")
     assert __file__ not in report
+
+
+def test_what_a_users_code_raises_says_which_key_brought_it_in() -> None:
+    with pytest.raises(KeyError) as error, noted("from env.env_name=shop"), noted("from a file"):
+        raise KeyError("lost")
+    assert failure_report(error.value).endswith("The run failed: KeyError: 'lost' (from a file) (from env.env_name=shop)\n")
+
+
+def test_what_the_product_refuses_names_its_key_itself() -> None:
+    with pytest.raises(ValueError) as error, noted("from env.env_name=shop"):
+        get_custom_reward_fn(to_dataclass(compose(["preset=embedded", "custom_reward_function.path=none.py"]).config))
+    assert failure_report(error.value) == (
+        "The run failed: ValueError: custom_reward_function.path=none.py is not a file\n"
+    )
 
 
 @pytest.mark.parametrize(("place", "shown"), [("verl/workers/actor/x.py", 0), ("/usr/lib/python3/json.py", 1)])

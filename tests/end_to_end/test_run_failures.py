@@ -95,3 +95,13 @@ def test_a_rank_that_cannot_start_is_named_and_ends_the_run(tmp_path):
         assert "The run failed: WorkerDict rank 1 failed in __init__" in last_line(run)
         assert "library.py fails with KeyError: 'a package of this rank'" in last_line(run)
         assert not run.wait_until_gone()
+
+
+def test_a_run_that_is_stopped_while_its_ranks_start_leaves_nothing(tmp_path):
+    with Run(tmp_path, "run", "trainer.n_gpus_per_node=2") as run:
+        run.wait_for(lambda: run.processes(RANK="1"))
+        run.process.terminate()
+        assert run.end() == 143
+        assert "SIGTERM: stopping; no step is under way, so nothing is lost" in run.output
+        assert "Traceback" not in run.output and "***" not in run.output
+        assert not run.wait_until_gone()

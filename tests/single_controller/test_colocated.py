@@ -15,6 +15,7 @@ from verl.single_controller.ray import (
     RayResourcePool,
     RayWorkerGroup,
     WorkerError,
+    base,
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
 )
@@ -102,6 +103,20 @@ def test_a_rank_that_fails_while_nobody_waits_is_reported_when_somebody_does(ray
     with pytest.raises(WorkerError, match="WorkerDict rank 1 failed in __init__: ValueError: data.train_batch_size=3"):
         group.wait_until_started()
     assert group._is_shut_down
+
+
+def test_what_takes_too_long_is_reported_with_the_key_to_raise(ray_session, monkeypatch):
+    group = start_named({"first": {}}, wait=False)
+    refs = group.execute_all_async("_fuw_execute", "first_fwmn_trouble", 7, "raise_and_hang")
+    with pytest.raises(TimeoutError, match=r"waited 0.1 s for trouble .* if they need longer, raise trainer.limit$"):
+        group.get(refs, method="trouble", timeout=0.1, key="trainer.limit")
+    group.shutdown(grace_seconds=0)
+
+    monkeypatch.setattr(base, "_ANSWER_SECONDS", 0.1)  # an interpreter alone takes longer to start
+    late = start_named({"first": {}}, wait=False, ray_wait_register_center_timeout=0.1)
+    with pytest.raises(TimeoutError, match="for __init__ .* raise trainer.ray_wait_register_center_timeout"):
+        late.wait_until_started()
+    assert late._is_shut_down
 
 
 def test_a_class_that_is_not_there_fails_the_start_of_its_ranks(ray_session):

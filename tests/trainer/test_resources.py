@@ -22,7 +22,7 @@ def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypa
         spawn=lambda prefix_set: {name: name for name in prefix_set},
         execute_all_async=sent.append,
         wait_until_started=lambda: sent.append("waited"),
-        get=lambda refs, method, timeout: [],
+        get=lambda refs, method, timeout, key: [],
     )
     monkeypatch.setattr(resources, "RayClassWithInitArgs", record)
     monkeypatch.setattr(resources, "create_colocated_worker_cls", lambda class_dict: class_dict)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import default_config
-from verl.trainer.main_ppo import TaskRunner
+from verl.trainer.config.failure import failure_report
+from verl.trainer.main_ppo import TaskRunner, create_rl_dataset
 from verl.trainer.ppo import ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import Role
@@ -35,8 +36,8 @@ class FakeRanks:
         self.events.append("wait")
         return [{"startup/processes": 5.0}, {"startup/processes": 7.0}]
 
-    def get(self, refs: str, method: str, timeout: float) -> list[dict[str, float]]:
-        self.events.append(f"get {method}")
+    def get(self, refs: str, method: str, timeout: float, key: str) -> list[dict[str, float]]:
+        self.events.append(f"get {method} within {key}")
         return [{"startup/model": 1.0}] * 2
 
 
@@ -101,8 +102,30 @@ def test_models_are_loaded_as_soon_as_ranks_run_and_environments_beside_it(event
     trainer._make_envs = lambda: events.append("environments") or ("train", "val")
     trainer.init_workers()
     asked = [] if given else ["ask for ranks, critic False"]
-    assert events == [*asked, "init_model [0, 1] 9", "environments", "wait", "get init_model"]
+    assert events == [*asked, "init_model [0, 1] 9", "environments", "wait", "get init_model within trainer.start_timeout"]
     assert (trainer.envs, trainer.val_envs) == ("train", "val")
     seconds = trainer.startup.seconds()
     assert (seconds["startup/processes"], seconds["startup/model"]) == (7.0, 1.0)
     assert {"startup/driver", "startup/environments", "startup/waiting_for_ranks"} <= set(seconds)
+
+
+DATASETS = {
+    "Missing": "AttributeError: Custom type 'Missing' is not defined in '{file}'",
+    "Fails": "OSError: no such table",
+    "number": "ValueError: data.custom_cls.name=number must be a subclass of torch.utils.data.Dataset",
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_custom_dataset_that_fails_is_reported_with_its_key(name: str, tmp_path: Any) -> None:
+    file = tmp_path / "tasks.py"
+    file.write_text(
+        "from torch.utils.data import Dataset\nnumber = 3\n\nclass Fails(Dataset):\n"
+        "    def __init__(self, **_):\n        raise OSError('no such table')\n"
+    )
+    config = default_config("preset=embedded", f"data.custom_cls.path={file}", f"data.custom_cls.name={name}")
+    with pytest.raises(Exception) as error:
+        create_rl_dataset([], config.data, None, None)
+    last = failure_report(error.value).splitlines()[-1]
+    assert last.startswith("The run failed: " + DATASETS[name].format(file=file))
+    assert f"data.custom_cls.name={name}" in last

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.trainer.ppo.termination import TerminationGuard, TerminationRequested
+from verl.trainer.ppo.termination import StopSignals, TerminationGuard, TerminationRequested
 
 
 def test_an_interruptible_part_is_left_at_once():
@@ -48,3 +48,52 @@ def test_what_broke_because_of_the_interrupt_is_the_interrupt():
 def test_other_errors_are_not_hidden():
     with pytest.raises(RuntimeError, match="real"), TerminationGuard() as guard, guard.interruptible():
         raise RuntimeError("a real one")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_where_nothing_is_to_be_saved_the_run_ends_at_once(number: signal.Signals, code: int):
+    before, ended = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)), []
+    with pytest.raises(TerminationRequested) as error, StopSignals():
+        try:
+            os.kill(os.getpid(), number)
+            ended.append("went on")
+        finally:
+            ended.append("ranks")
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one does not wait for that
+    assert error.value.code == code and ended == ["ranks"]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_handlers_that_ray_has_set_meanwhile_are_replaced_and_its_answer_is_understood():
+    def answer_of_ray(number: int, _frame: object) -> None:
+        raise SystemExit(number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    for listen, cause in ((True, False), (False, True)):
+        with pytest.raises(TerminationRequested) as error, StopSignals() as signals:
+            signal.signal(signal.SIGTERM, answer_of_ray)
+            if listen:
+                signals.listen()
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert error.value.code == 143 and (error.value.__cause__ is not None) == cause
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_broke_because_of_the_signal_is_the_signal_and_other_ends_stay_what_they_are():
+    with pytest.raises(TerminationRequested), StopSignals():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException as error:
+            raise SystemError("returned a result with an exception set") from error
+    with pytest.raises(SystemExit, match="1"), StopSignals():
+        raise SystemExit(1)
+    with pytest.raises(RuntimeError, match="real"), StopSignals():
+        raise RuntimeError("a real one")
+
+
+def test_the_guard_of_the_loop_gives_the_signals_back():
+    with pytest.raises(TerminationRequested), StopSignals() as signals:
+        with TerminationGuard() as guard:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert guard.requested is signal.SIGTERM and signals.requested is None
+        os.kill(os.getpid(), signal.SIGTERM)

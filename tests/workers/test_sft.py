@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -86,6 +87,24 @@ def test_a_run_that_stops_and_resumes_is_bitwise_the_run_that_did_not(folder: Pa
     assert resumed.global_step == resumed.total_steps == 24
     first, second = _weights(folder / "run" / "huggingface"), _weights(folder / "other" / "huggingface")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _loss_of_a_layered_checkpoint(folder: Path) -> tuple[float, float]:
+    place = {"trainer.default_local_dir": str(folder / "layers")}
+    with mock.patch.object(fsdp_sft_trainer, "SMALL_MODEL", 0):
+        layered = _trainer(folder, **place)
+    for _ in range(5):
+        layered.train_step()
+    layered.save()
+    whole = _trainer(folder, **place)
+    whole.resume()
+    assert whole.global_step == 5
+    return layered.train_step()["train/loss"], whole.train_step()["train/loss"]
+
+
+def test_a_checkpoint_of_a_model_that_was_sharded_by_layers_goes_on_as_one_unit(folder: Path) -> None:
+    for went_on, resumed in run_ranks(_loss_of_a_layered_checkpoint, 2, folder):
+        assert went_on == resumed
 
 
 def _first_steps(folder: Path) -> list[float]:

@@ -219,7 +219,7 @@ def _generate(config: GenerationConfig, prompts: Sequence[np.ndarray]) -> list[l
     )
     try:
         refs = group.execute_ranks_async(list(range(config.world_size)), "init_model")
-        group.get(refs, method="init_model", timeout=trainer.start_timeout)
+        group.get(refs, method="init_model", timeout=trainer.start_timeout, key="trainer.start_timeout")
         return collect(config, WorkerGroupClient(group), prompts)
     finally:
         group.shutdown()

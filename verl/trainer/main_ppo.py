@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
+from verl.trainer.config.failure import noted
 from verl.trainer.config.machine import visible_gpus
+from verl.trainer.ppo.termination import StopSignals
 from verl.trainer.ppo.timing import StartupLedger
 
 if TYPE_CHECKING:
@@ -45,14 +47,16 @@ def run_ppo(config: DictConfig) -> dict[str, float]:
     startup = StartupLedger()
     typed = prepare_config(config)
     startup.mark("configuration")
-    with startup.part("ray"):
-        start_ray(typed)
-    import ray
+    with StopSignals() as signals:
+        with startup.part("ray"):
+            start_ray(typed)
+        signals.listen()
+        import ray
 
-    try:
-        return TaskRunner().run(typed, startup)
-    finally:
-        ray.shutdown()
+        try:
+            return TaskRunner().run(typed, startup)
+        finally:
+            ray.shutdown()
 
 
 def start_ray(config: PPOTrainerConfig) -> None:
@@ -107,7 +111,11 @@ class TaskRunner:
             ranks.root.shutdown(grace_seconds=0)  # they have nothing to finish
             raise
         try:
-            trainer.init_workers()
+            try:
+                trainer.init_workers()
+            except BaseException:
+                ranks.root.shutdown(grace_seconds=0)
+                raise
             return trainer.fit()
         finally:
             trainer.shutdown()
@@ -123,6 +131,10 @@ class TaskRunner:
         from verl.utils.external_lib import import_external_lib
         from verl.utils.fs import copy_to_local
         from verl.utils.tokenizer import hf_tokenizer
+
+        def build_envs() -> tuple[Any, Any]:
+            with noted(f"from env.env_name={config.env.env_name}"):
+                return make_envs(config)
 
         model = config.actor_rollout_ref.model
         import_external_lib(model.external_lib)
@@ -142,7 +154,7 @@ class TaskRunner:
             reward_fn=load_reward_manager(config, tokenizer, num_examine=0),
             val_reward_fn=load_reward_manager(config, tokenizer, num_examine=1),
             traj_collector=TrajectoryCollector(config=config, tokenizer=tokenizer, processor=None),
-            make_envs=lambda: make_envs(config),
+            make_envs=build_envs,
             **resources,
         )
 
@@ -151,21 +163,23 @@ def create_rl_dataset(data_paths: str | Sequence[str], data_config: Any, tokeniz
     """The dataset of ``data_paths``: ``RLHFDataset``, or the class of ``data.custom_cls``.
 
     Raises:
-        ValueError: a custom class that is no torch ``Dataset``.
+        ValueError: a custom class that is no torch ``Dataset``. What its file or constructor raises has a note with
+            the key.
     """
     from torch.utils.data import Dataset
 
     from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.utils.import_utils import load_extern_type
 
-    dataset_class: type = RLHFDataset
-    if data_config.custom_cls.path:
-        dataset_class = load_extern_type(data_config.custom_cls.path, data_config.custom_cls.name)
-        if not issubclass(dataset_class, Dataset):
-            raise ValueError(
-                f"data.custom_cls.name={data_config.custom_cls.name} must be a subclass of torch.utils.data.Dataset"
-            )
-    return dataset_class(data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config)
+    custom = data_config.custom_cls
+    if not custom.path:
+        return RLHFDataset(data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config)
+    with noted(f"from data.custom_cls.path={custom.path}, data.custom_cls.name={custom.name}"):
+        dataset_class = load_extern_type(custom.path, custom.name)
+    if not (isinstance(dataset_class, type) and issubclass(dataset_class, Dataset)):
+        raise ValueError(f"data.custom_cls.name={custom.name} must be a subclass of torch.utils.data.Dataset")
+    with noted(f"from data.custom_cls.path={custom.path}, data.custom_cls.name={custom.name}"):
+        return dataset_class(data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config)
 
 
 def create_rl_sampler(data_config: Any, dataset: Any) -> Any:

@@ -250,7 +250,8 @@ class RayWorkerGroup(WorkerGroup):
         if not owner._starting:
             return
         try:
-            owner._wait(owner._starting, "__init__", timeout=owner._start_seconds_left())
+            key = "trainer.ray_wait_register_center_timeout"
+            owner._wait(owner._starting, "__init__", timeout=owner._start_seconds_left(), key=key)
             center = register_center_name(owner.name_prefix)
             info = wait_for_rank_zero_info(center, timeout=owner._start_seconds_left())
         except (WorkerError, TimeoutError):
@@ -375,10 +376,17 @@ class RayWorkerGroup(WorkerGroup):
         return self.execute_all_async(method_name, *args, **kwargs)
 
     def get(
-        self, refs: ray.ObjectRef | Sequence[ray.ObjectRef], method: str = "call", timeout: float | None = None
+        self,
+        refs: ray.ObjectRef | Sequence[ray.ObjectRef],
+        method: str = "call",
+        timeout: float | None = None,
+        key: str = "",
     ) -> Any:
-        """The answers behind references of this group's calls; failures name role and rank like those of calls."""
-        return self._wait(refs, method, timeout=timeout)
+        """The answers behind references of this group's calls; failures name role and rank like those of calls.
+
+        ``key`` is the setting that holds ``timeout``: whoever waited in vain is told of it.
+        """
+        return self._wait(refs, method, timeout=timeout, key=key)
 
     @contextmanager
     def time_limit(self, seconds: float | None) -> Iterator[RayWorkerGroup]:
@@ -389,7 +397,7 @@ class RayWorkerGroup(WorkerGroup):
         finally:
             self.call_timeout = before
 
-    def _wait(self, output: Any, method: str, timeout: float | None = None) -> Any:
+    def _wait(self, output: Any, method: str, timeout: float | None = None, key: str = "") -> Any:
         single = isinstance(output, ray.ObjectRef)
         refs = [output] if single else list(output)
         answers = wait_for_workers(
@@ -398,6 +406,7 @@ class RayWorkerGroup(WorkerGroup):
             role=self.role,
             method=method,
             timeout=self.call_timeout if timeout is None else timeout,
+            key=key,
         )
         return answers[0] if single else answers
 

@@ -67,14 +67,18 @@ class WorkerError(RuntimeError):
 
 
 class WorkerTimeoutError(TimeoutError):
-    """Some workers did not answer in time; ``ranks`` and ``method`` say which and what was asked."""
+    """Some workers did not answer in time.
 
-    def __init__(self, role: str, ranks: list[int], method: str, seconds: float) -> None:
-        self.role, self.ranks, self.method, self.seconds = role, ranks, method, seconds
-        super().__init__(f"waited {seconds:g} s for {method} on {role} ranks {ranks}, which did not answer")
+    ``ranks`` and ``method`` say which and what was asked, ``key`` what to raise if they only need longer.
+    """
+
+    def __init__(self, role: str, ranks: list[int], method: str, seconds: float, key: str = "") -> None:
+        self.role, self.ranks, self.method, self.seconds, self.key = role, ranks, method, seconds, key
+        text = f"waited {seconds:g} s for {method} on {role} ranks {ranks}, which did not answer"
+        super().__init__(text + (f"; if they need longer, raise {key}" if key else ""))
 
     def __reduce__(self) -> tuple:
-        return type(self), (self.role, self.ranks, self.method, self.seconds)
+        return type(self), (self.role, self.ranks, self.method, self.seconds, self.key)
 
 
 def wait_for_workers(
@@ -84,8 +88,9 @@ def wait_for_workers(
     role: str,
     method: str,
     timeout: float | None = None,
+    key: str = "",
 ) -> list[Any]:
-    """The answers behind ``refs``, in their order.
+    """The answers behind ``refs``, in their order; ``key`` is the setting that holds ``timeout``.
 
     The first failure ends the wait, so a rank stuck in a collective with a failed peer does not hold it up.
 
@@ -104,12 +109,12 @@ def wait_for_workers(
         if not done and failures:
             break
         if not done:
-            raise WorkerTimeoutError(role, sorted(rank_of[ref] for ref in pending), method, timeout)
+            raise WorkerTimeoutError(role, sorted(rank_of[ref] for ref in pending), method, timeout, key)
         for ref in done:
             try:
                 answers[ref] = ray.get(ref, timeout=left)
             except GetTimeoutError:
-                raise WorkerTimeoutError(role, [rank_of[ref]], method, timeout) from None
+                raise WorkerTimeoutError(role, [rank_of[ref]], method, timeout, key) from None
             except RayError as error:
                 if not failures:
                     deadline = time.monotonic() + _ROOT_CAUSE_SECONDS

@@ -38,6 +38,7 @@ CONFIG_DIR = Path(__file__).resolve().parent
 CONFIG_NAME = "ppo_trainer"
 PRESET_GROUP = "preset"
 EXIT_FAILED, EXIT_CONFIG = 1, 2
+EXIT_STOPPED = 130  # as a shell gives it for Ctrl-C
 _HYDRA = ("hydra.", "hydra/")
 
 
@@ -272,7 +273,8 @@ def hydra_main(run: Callable[[DictConfig], Any]) -> Callable[[], None]:
     relative ``--config-path`` is looked for from the current folder. Before ``run`` is called the configuration is
     composed, typed and validated; ``explain=true`` prints it with sources and derived numbers and ends.
 
-    Exit codes: 0 = done, 1 = the run failed, 2 = the configuration cannot run (one line on standard error).
+    Exit codes: 0 = done, 1 = the run failed, 2 = the configuration cannot run (one line on standard error), 130 =
+    stopped by Ctrl-C.
     """
 
     @functools.wraps(run)
@@ -281,6 +283,9 @@ def hydra_main(run: Callable[[DictConfig], Any]) -> Callable[[], None]:
             _main(run, sys.argv[1:])
         except ConfigError as error:
             _end_with(error)
+        except KeyboardInterrupt:
+            sys.stderr.write("\nStopped.\n")
+            sys.exit(EXIT_STOPPED)
 
     return entry
 

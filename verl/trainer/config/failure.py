@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -26,8 +28,8 @@ def failure_report(error: BaseException) -> str:
 
     An error of a worker carries the traceback from over there, which stands for the driver's. A ``ValueError`` that the
     product raised, here or there, is about what the user gave: its message names the key, and no traceback is shown.
-    Anything else comes with the driver's traceback. Errors are told apart by their attributes, since Ray is not
-    imported here.
+    Anything else comes with the driver's traceback. Notes of an error, such as the key whose code raised it, follow its
+    message. Errors are told apart by their attributes, since Ray is not imported here.
     """
     remote = getattr(error, "remote_traceback", None)
     if remote is not None:  # a WorkerError: its first line has role, rank and method
@@ -40,10 +42,24 @@ def failure_report(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if type(error).__module__.startswith("ray.") and isinstance(cause, BaseException):  # raised in another Ray actor
         return _joined(str(error), f"{type(cause).__name__}: {cause}")
-    line = f"{type(error).__name__}: {error}"
+    line = f"{type(error).__name__}: {error}" + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, ValueError) and _raised_by_us(error.__traceback__):
         return _joined("", line)
     return _joined("".join(traceback.format_exception(error)), line)
+
+
+@contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Around a user's code: what it raises gets ``note``, which says the key that brought it in.
+
+    A ``ValueError`` of the product names its key itself.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not (isinstance(error, ValueError) and _raised_by_us(error.__traceback__)):
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+        raise
 
 
 def _joined(trace: str, line: str) -> str:

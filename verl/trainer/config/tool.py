@@ -18,13 +18,12 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.compose import CONFIG_DIR, EXIT_CONFIG, EXIT_FAILED, compose
+from verl.trainer.config.compose import CONFIG_DIR, EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, compose
 from verl.trainer.config.convert import node_from_dict
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.failure import failure_report
 from verl.trainer.config.schema.node import ConfigNode
 
-EXIT_STOPPED = 130  # as a shell gives it for Ctrl-C
 NodeT = TypeVar("NodeT", bound=ConfigNode)
 
 

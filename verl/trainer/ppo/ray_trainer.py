@@ -140,7 +140,8 @@ class RayPPOTrainer:
         with self.startup.part("waiting_for_ranks"):
             self.startup.add(self._ranks.wait(timeout=limit))
             for group, refs in loading:
-                self.startup.add(group.get(refs, method="init_model", timeout=limit))
+                reports = group.get(refs, method="init_model", timeout=limit, key="trainer.start_timeout")
+                self.startup.add(reports)
 
     # ------------------------------------------------------------------ the loop
 

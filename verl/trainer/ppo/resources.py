@@ -122,7 +122,7 @@ class StartingRanks:
             WorkerError: it failed.
         """
         self.root.wait_until_started()
-        return self.root.get(self.warming_up, method="warm_up", timeout=timeout)
+        return self.root.get(self.warming_up, method="warm_up", timeout=timeout, key="trainer.start_timeout")
 
 
 def start_ranks(

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class TerminationRequested(SystemExit):
-    """The run was asked to stop; a checkpoint of the last finished step was written."""
+    """The run was asked to stop; a checkpoint of the last finished step was written, if there is one."""
 
 
 class _Interrupt(BaseException):
@@ -81,6 +81,47 @@ class TerminationGuard:
         if self.requested is not None:
             logger.warning("stopped after step %d; the same command resumes from %s", step, root)
             raise TerminationRequested(128 + self.requested)
+
+
+class StopSignals:
+    """SIGTERM and Ctrl-C where nothing is to be saved: while a run starts, validates first, and ends.
+
+    The first one raises ``TerminationRequested`` wherever the run is, and so ends what it has started. A second one
+    ends the process as the system does.
+    """
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Take the signals; again after ``ray.init``, which takes SIGTERM and answers it with an abort."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            previous = signal.signal(number, self._handle)
+            self._previous.setdefault(number, previous)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._previous.clear()
+        if self.requested is None and isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            self.requested = signal.SIGTERM  # answered by Ray, in the middle of ray.init
+            logger.warning("SIGTERM: stopping")
+        if self.requested is not None and not isinstance(error, TerminationRequested):
+            raise TerminationRequested(128 + self.requested) from error  # calls into C fail in ways of their own
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = signal.Signals(number)
+        logger.warning("%s: stopping; no step is under way, so nothing is lost", self.requested.name)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise TerminationRequested(128 + number)
 
 
 def end_all(owner: object, parts: Mapping[str, str]) -> None:
