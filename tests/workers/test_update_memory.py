@@ -1,4 +1,4 @@
-"""Memory of an update: what recomputation counts, segments that grow, and the figures that show what went wrong."""
+"""Memory and compilation of an update: what recomputation counts, segments that grow, figures that show what went wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from verl.models.compile_threads import share_compile_threads
 from verl.models.recompute import optimizer_bytes_to_come
 from verl.utils.fsdp_utils import ensure_process_group
 from verl.workers import device_state
@@ -89,3 +90,17 @@ def test_costs_count_from_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> N
         "perf/compile_s": 0.0,
     }
     assert costs.metrics()["perf/compiled_graphs"] == 0.0
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, 8), ("3", 3)])
+def test_ranks_share_the_cores_for_building_kernels(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
+) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 16)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", variable)
+    with config.patch(compile_threads=1):  # as importing vLLM leaves it
+        assert share_compile_threads(2) == config.compile_threads == expected

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from verl.models.compile_threads import share_compile_threads
 from verl.models.heads import forward_log_probs
 from verl.models.lora import adapters_off
 from verl.models.packing import pack_rows
@@ -115,6 +116,8 @@ class ActorRolloutRefWorker(CheckpointedWorker):
                 begin = time.perf_counter()
                 build()
                 seconds[f"startup/{name}"] = time.perf_counter() - begin
+        if self.device.type == "cuda" and self.config.actor.use_torch_compile:
+            share_compile_threads(dist.get_world_size())
         self.costs = StepCosts(self.device)
         return seconds
 
