@@ -22,11 +22,9 @@ import argparse
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,7 @@ from examples.prompt_agent.endpoint import EndpointClient, EndpointSettings, Tex
 from verl.protocol import DataProto
 from verl.trainer.config import ConfigError, PPOTrainerConfig, compose_config, to_dataclass
 from verl.trainer.config.prepare import to_yaml, write_resolved
-from verl.trainer.config.tool import exit_code
+from verl.trainer.config.tool import exit_code, sigterm_stops
 from verl.trainer.config.validate import check_names
 from verl.trainer.config.validate_files import check_paths
 from verl.trainer.config.validate_numbers import at_least, check_numbers, check_sampling
@@ -322,16 +320,11 @@ def _with_ray(
 
     import_external_lib(config.actor_rollout_ref.model.external_lib)
     start_ray(config)
-    before = signal.signal(signal.SIGTERM, _stop)  # Ray's own, which it has just set, would abort
-    try:
-        return evaluate(settings, config, episodes, folder)
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    with sigterm_stops():
+        try:
+            return evaluate(settings, config, episodes, folder)
+        finally:
+            ray.shutdown()
 
 
 if __name__ == "__main__":

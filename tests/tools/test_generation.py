@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ import pytest
 from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer
 from verl.trainer.config import ConfigError
 from verl.trainer.config.schema.offline import EvaluationConfig, GenerationConfig
-from verl.trainer.config.tool import compose_tool, tool_main
+from verl.trainer.config.tool import compose_tool, sigterm_stops, tool_main
 from verl.trainer.main_eval import read_rows, run_eval, score_rows, summarise
 from verl.trainer.main_generation import check, collect, prompt_ids, read_table, write_table
 from verl.workers.rollout.base import RolloutResult
@@ -163,6 +165,13 @@ def test_a_tool_that_is_stopped_says_so_in_one_line(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         stopped()
     assert ended.value.code == 130 and capsys.readouterr().err.strip() == "Stopped; nothing was written."
+
+
+def test_sigterm_stops_a_tool_like_ctrl_c():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_stops():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # ------------------------------------------------------------------ scoring

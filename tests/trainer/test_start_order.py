@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.tiny import save_tiny_model
 from verl.trainer.config import default_config
 from verl.trainer.config.failure import failure_report
 from verl.trainer.main_ppo import TaskRunner, create_rl_dataset
@@ -89,6 +90,13 @@ def test_ranks_that_start_are_ended_if_the_driver_cannot_go_on(
     with pytest.raises(ValueError, match="external_lib=.*losses.py fails with ModuleNotFoundError"):
         TaskRunner().run(config)
     assert events == ["ask for ranks, critic False", "shutdown {'grace_seconds': 0}"]
+
+
+def test_a_model_folder_without_a_tokenizer_is_reported_with_its_key(events: list[str], tmp_path: Any) -> None:
+    model = f"actor_rollout_ref.model.path={save_tiny_model(tmp_path)}"
+    with pytest.raises(ValueError, match=f"{model}: its tokenizer has no chat template"):
+        TaskRunner().run(default_config("preset=embedded", "algorithm.adv_estimator=grpo", model))
+    assert events[-1] == "shutdown {'grace_seconds': 0}"
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -172,3 +172,11 @@ def test_dropout_is_refused() -> None:
     tensor = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="attention_dropout"):
         packed_attention(torch.nn.Module(), tensor, tensor, tensor, None, dropout=0.1)
+
+
+def test_weights_that_cannot_be_read_are_reported_with_the_folder(tmp_path) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=rf"the weights in {path} cannot be read \(SafetensorError: .*model.path has to be"):
+        _build(str(path))

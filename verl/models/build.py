@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import init_empty_weights
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
@@ -119,13 +120,19 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                     config, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code
                 )
         else:
-            model, loaded = _auto_class(spec, config).from_pretrained(
-                spec.path,
-                config=config,
-                dtype=spec.dtype,
-                trust_remote_code=spec.trust_remote_code,
-                output_loading_info=True,
-            )
+            try:
+                model, loaded = _auto_class(spec, config).from_pretrained(
+                    spec.path,
+                    config=config,
+                    dtype=spec.dtype,
+                    trust_remote_code=spec.trust_remote_code,
+                    output_loading_info=True,
+                )
+            except (OSError, SafetensorError) as error:
+                raise ValueError(
+                    f"the weights in {spec.path} cannot be read ({type(error).__name__}: {error}): model.path has to "
+                    "be a whole Hugging Face model folder; copy or download it again"
+                ) from error
             untrained = [key for key in loaded["missing_keys"] if key.startswith(f"{VALUE_HEAD}.weight")]
             if spec.kind == "reward" and untrained:
                 raise ValueError(

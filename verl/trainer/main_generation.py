@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.schema.offline import GenerationConfig
-from verl.trainer.config.tool import output_problem, tool_main
+from verl.trainer.config.tool import output_problem, sigterm_stops, tool_main
 from verl.trainer.config.validate_files import check_model_path
 
 logger = logging.getLogger(__name__)
@@ -63,10 +63,11 @@ def run_generation(config: GenerationConfig) -> Path:
     import ray
 
     start_ray(config)
-    try:
-        results = _generate(config, prompts)
-    finally:
-        ray.shutdown()
+    with sigterm_stops():
+        try:
+            results = _generate(config, prompts)
+        finally:
+            ray.shutdown()
     texts = [tokenizer.batch_decode([r.response_ids for r in row], skip_special_tokens=True) for row in results]
     table = table.drop_columns([name for name in (RESPONSES, REASONS) if name in table.column_names])
     table = table.append_column(RESPONSES, pa.array(texts, pa.list_(pa.string())))

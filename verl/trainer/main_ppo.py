@@ -142,6 +142,11 @@ class TaskRunner:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         local_path = copy_to_local(model.path, use_shm=model.use_shm, key="actor_rollout_ref.model.path")
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)
+        if not (tokenizer.chat_template or config.data.apply_chat_template_kwargs.get("chat_template")):
+            raise ValueError(
+                f"actor_rollout_ref.model.path={model.path}: its tokenizer has no chat template. Take a folder with "
+                "the tokenizer's files and a template, or set data.apply_chat_template_kwargs.chat_template"
+            )
         train_dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
         val_dataset = create_rl_dataset(config.data.val_files, config.data, tokenizer, None)
         return RayPPOTrainer(

@@ -10,9 +10,12 @@ import argparse
 import functools
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -88,6 +91,20 @@ def _run(run: Callable[[NodeT], Any], node_type: type[NodeT], config_name: str, 
             run(config)
 
     return exit_code(compose_and_run, "Stopped; nothing was written.")
+
+
+@contextmanager
+def sigterm_stops() -> Iterator[None]:
+    """SIGTERM is answered like Ctrl-C. Enter it after ``ray.init``, whose own answer is an abort."""
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def exit_code(action: Callable[[], Any], stopped: str) -> int:
