@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,18 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path, key:
     with pytest.raises(ConfigError) as caught:
         make_folders(default_config("trainer.save_freq=1", *(f"{name}={value}" for name, value in places.items())))
     assert str(caught.value).startswith(f"{key}={place}: ") and "use another folder" in str(caught.value)
+
+
+def test_a_disk_with_room_for_a_part_of_the_logs_is_full(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = default_config(f"trainer.run_dir={tmp_path}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # as if that were what is left
+    try:
+        with pytest.raises(ConfigError, match=f"trainer.run_dir={tmp_path}: .*make room"):
+            make_folders(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    make_folders(config)
 
 
 def test_a_run_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:

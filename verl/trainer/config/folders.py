@@ -35,8 +35,9 @@ def make_folders(config: PPOTrainerConfig) -> None:
         folder = Path(place).expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(bytes(_PROBE_BYTES))
+                probe.flush()  # a buffer goes on after a write that fitted in part, and so meets the end of the disk
         except OSError as error:
             raise ConfigError(
                 f"{key}={place}: the folder cannot be made or written to ({error.strerror}); make room or use another "
