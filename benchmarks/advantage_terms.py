@@ -7,9 +7,8 @@ Batches of 16 tasks × 8 episodes in the embedded shop, on training goals, rewar
 slips are those of the demonstrations that SmolLM2's short start learns from (``examples/smollm2/make_start.sh``), so
 that it stands for that model before training. Nothing is trained; a few seconds on one core.
 
-Metrics of a run say how large the two terms are, but not whether they say the same. Here both are at hand: their
-correlation over steps, how often their signs agree where neither is 0, and the correlation of their sum, which is
-GiGPO's advantage, with the episode term, which is GRPO's.
+Beside the metrics of a run (``gigpo/terms_correlation`` and others): how often the signs of the two terms agree where
+neither is 0, and the correlation of their sum, which is GiGPO's advantage, with the episode term, which is GRPO's.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ def compare(steps: Sequence[Step]) -> dict[str, float]:
         "steps per episode": len(steps) / (TASKS * EPISODES),
         "groups without signal": float(np.mean([len(set(won.values())) == 1 for won in won_by_task])),
         **gigpo_metrics(terms),
-        "correlation of the terms": correlation(terms.episode, terms.step),
         "signs agree": float((np.sign(terms.episode) == np.sign(terms.step))[neither].mean()),
         "correlation of sum and episode term": correlation(terms.episode, terms.episode + terms.step),
     }

@@ -305,12 +305,17 @@ def gigpo_metrics(terms: GigpoTerms) -> dict[str, float]:
     Returns:
         `gigpo/anchor_group_size/{mean,max}` over step groups; `gigpo/singleton_share`, the share of steps alone in
         their group; `gigpo/zero_step_advantage_share`, the share of steps whose step term is 0;
-        `gigpo/{episode,step}_advantage_rms`, root mean square over steps. Empty when there are no steps.
+        `gigpo/{episode,step}_advantage_rms`, root mean square over steps; `gigpo/terms_correlation`, Pearson's over
+        steps (0 where a term is constant); `gigpo/step_only_share`, how much of the step term, in squares, lies on
+        steps whose episode term is at most a tenth of it: what the step term alone asks for, as in a group whose
+        episodes were all solved. Empty when there are no steps.
     """
     if not terms.members.any():
         return {}
     sizes = np.bincount(factorize(terms.step_groups[terms.members]))
     episode, step = terms.episode[terms.members], terms.step[terms.members]
+    varies = episode.std() > 0 and step.std() > 0
+    alone = np.abs(episode) <= 0.1 * np.abs(step)
     return {
         "gigpo/anchor_group_size/mean": float(sizes.mean()),
         "gigpo/anchor_group_size/max": float(sizes.max()),
@@ -318,4 +323,6 @@ def gigpo_metrics(terms: GigpoTerms) -> dict[str, float]:
         "gigpo/zero_step_advantage_share": float((step == 0.0).mean()),
         "gigpo/episode_advantage_rms": float(np.sqrt(np.mean(episode**2))),
         "gigpo/step_advantage_rms": float(np.sqrt(np.mean(step**2))),
+        "gigpo/terms_correlation": float(np.corrcoef(episode, step)[0, 1]) if varies else 0.0,
+        "gigpo/step_only_share": float((step**2)[alone].sum() / max(float((step**2).sum()), 1e-12)),
     }

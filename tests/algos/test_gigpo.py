@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from types import SimpleNamespace
 
@@ -265,8 +266,24 @@ def test_metrics_by_hand() -> None:
             "gigpo/zero_step_advantage_share": 0.5,
             "gigpo/episode_advantage_rms": 3.0,
             "gigpo/step_advantage_rms": 2**0.5,
+            "gigpo/terms_correlation": 0.0,  # (3 * 2 + 3 * -2) / 4
+            "gigpo/step_only_share": 0.0,
         }
     )
+
+
+def test_metrics_of_two_terms_that_agree_and_of_a_group_with_a_step_term_alone() -> None:
+    groups = np.array([0, 0, 1, 1])
+    solved = GigpoTerms(
+        episode=np.array([4.0, -4.0, 0.1, -0.1]), step=np.array([2.0, -2.0, 1.0, -1.0]), step_groups=groups,
+        members=np.ones(4, dtype=bool),
+    )  # fmt: skip
+    metrics = gigpo_metrics(solved)
+    assert metrics["gigpo/step_only_share"] == pytest.approx(2 / 10)  # squares 1 + 1 of 4 + 4 + 1 + 1
+    # by hand: the products add up to 16.2, the squares to 32.02 and 10
+    assert metrics["gigpo/terms_correlation"] == pytest.approx(16.2 / (32.02 * 10) ** 0.5)
+    metrics = gigpo_metrics(dataclasses.replace(solved, step=np.zeros(4)))
+    assert metrics["gigpo/terms_correlation"] == metrics["gigpo/step_only_share"] == 0.0
 
 
 def test_group_sizes_are_logged(caplog: pytest.LogCaptureFixture) -> None:

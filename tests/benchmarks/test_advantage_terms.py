@@ -12,7 +12,7 @@ def test_terms_that_say_the_same_correlate_fully() -> None:
     steps = [Step(0, episode, "page", reward, reward) for episode, reward in ((0, 10.0), (1, 0.0))]
     figures = compare(steps)
     assert figures["success"] == 0.5 and figures["groups without signal"] == 0.0
-    assert figures["correlation of the terms"] == pytest.approx(1.0)
+    assert figures["gigpo/terms_correlation"] == pytest.approx(1.0)
     assert figures["correlation of sum and episode term"] == pytest.approx(1.0)
     assert figures["gigpo/episode_advantage_rms"] == figures["gigpo/step_advantage_rms"] == 5.0
 
@@ -22,7 +22,7 @@ def test_a_step_alone_on_its_page_gets_the_episode_term_only() -> None:
     figures = compare(steps)
     assert figures["gigpo/singleton_share"] == pytest.approx(1 / 3)
     # episode: (10, 10, 0) less their mean 20/3; step: ±5 on page a, 0 on page b
-    assert figures["correlation of the terms"] == pytest.approx(0.866, abs=1e-3)  # √3 / 2
+    assert figures["gigpo/terms_correlation"] == pytest.approx(0.866, abs=1e-3)  # √3 / 2
     assert figures["signs agree"] == 1.0
 
 
