@@ -1,11 +1,13 @@
 """Signals stop a run between steps, or inside a step that may be dropped."""
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from verl.trainer.ppo.termination import StopSignals, TerminationGuard, TerminationRequested
+from verl.trainer.ppo.termination import StopSignals, TerminationGuard, TerminationRequested, undisturbed
 
 
 def test_an_interruptible_part_is_left_at_once():
@@ -97,3 +99,34 @@ def test_the_guard_of_the_loop_gives_the_signals_back():
             os.kill(os.getpid(), signal.SIGTERM)
         assert guard.requested is signal.SIGTERM and signals.requested is None
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_for_the_end_of_imports(number: int) -> None:
+    reached = False
+    with pytest.raises(TerminationRequested) as error, StopSignals():
+        with undisturbed():
+            signal.raise_signal(number)
+            reached = True
+        raise AssertionError("the signal is lost")
+    assert reached and error.value.code == 128 + number
+
+
+def test_a_second_signal_does_not_wait_for_imports() -> None:
+    code = """
+import signal
+from verl.trainer.ppo.termination import undisturbed
+with undisturbed():
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    print("went on", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM and "went on" not in done.stdout
+
+
+def test_imports_without_a_signal_leave_the_handlers_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError, match="real"), undisturbed():
+        raise RuntimeError("real")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
 from verl.trainer.config.failure import noted
 from verl.trainer.config.machine import visible_gpus
-from verl.trainer.ppo.termination import StopSignals
+from verl.trainer.ppo.termination import StopSignals, undisturbed
 from verl.trainer.ppo.timing import StartupLedger
 
 if TYPE_CHECKING:
@@ -122,15 +122,16 @@ class TaskRunner:
 
     def _build_trainer(self, config: PPOTrainerConfig, **resources: Any) -> RayPPOTrainer:
         """Import, look up and load what the driver needs; ``resources`` are arguments of the trainer as they are."""
-        from agent_system.environments.env_manager import make_envs
-        from agent_system.multi_turn_rollout import TrajectoryCollector
-        from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-        from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-        from verl.trainer.ppo.reward import load_reward_manager
-        from verl.utils.dataset.rl_dataset import collate_fn
-        from verl.utils.external_lib import import_external_lib
-        from verl.utils.fs import copy_to_local
-        from verl.utils.tokenizer import hf_tokenizer
+        with undisturbed():
+            from agent_system.environments.env_manager import make_envs
+            from agent_system.multi_turn_rollout import TrajectoryCollector
+            from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+            from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+            from verl.trainer.ppo.reward import load_reward_manager
+            from verl.utils.dataset.rl_dataset import collate_fn
+            from verl.utils.external_lib import import_external_lib
+            from verl.utils.fs import copy_to_local
+            from verl.utils.tokenizer import hf_tokenizer
 
         def build_envs() -> tuple[Any, Any]:
             with noted(f"from env.env_name={config.env.env_name}"):

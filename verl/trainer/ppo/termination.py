@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +123,38 @@ class StopSignals:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise TerminationRequested(128 + number)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold SIGTERM and Ctrl-C back until the block ends; for imports of C++ extensions.
+
+    What a handler raises in the middle of torch's import meets C++ code that expects no exception, and the process
+    aborts. A second signal ends the process as the system does. Without effect outside the main thread.
+    """
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        held.append(number)
+        logger.warning("%s: stopping as soon as imports are done", signal.Signals(number).name)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
+    for number in handlers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 def end_all(owner: object, parts: Mapping[str, str]) -> None:
