@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -24,6 +25,7 @@ from verl.trainer.ppo.timing import StartupLedger
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.trainer.ppo.resources import StartingRanks
 
 logger = logging.getLogger(__name__)
 
@@ -103,19 +105,13 @@ class TaskRunner:
         )
         ranks = start_ranks(config, roles, pools, config.uses_critic)
         startup.mark("ranks_asked")
-        try:
+        with _ended_on_failure(ranks):
             trainer = self._build_trainer(
                 config, role_worker_mapping=roles, resource_pool_manager=pools, ranks=ranks, startup=startup
             )
-        except BaseException:
-            ranks.root.shutdown(grace_seconds=0)  # they have nothing to finish
-            raise
         try:
-            try:
+            with _ended_on_failure(ranks):
                 trainer.init_workers()
-            except BaseException:
-                ranks.root.shutdown(grace_seconds=0)
-                raise
             return trainer.fit()
         finally:
             trainer.shutdown()
@@ -165,6 +161,16 @@ class TaskRunner:
         )
 
 
+@contextmanager
+def _ended_on_failure(ranks: StartingRanks) -> Iterator[None]:
+    """Around what happens while ranks start or load: if it fails they end at once, as they have nothing to finish."""
+    try:
+        yield
+    except BaseException:
+        ranks.root.shutdown(grace_seconds=0)
+        raise
+
+
 def create_rl_dataset(data_paths: str | Sequence[str], data_config: Any, tokenizer: Any, processor: Any) -> Any:
     """The dataset of ``data_paths``: ``RLHFDataset``, or the class of ``data.custom_cls``.
 
@@ -182,9 +188,8 @@ def create_rl_dataset(data_paths: str | Sequence[str], data_config: Any, tokeniz
         return RLHFDataset(data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config)
     with noted(f"from data.custom_cls.path={custom.path}, data.custom_cls.name={custom.name}"):
         dataset_class = load_extern_type(custom.path, custom.name)
-    if not (isinstance(dataset_class, type) and issubclass(dataset_class, Dataset)):
-        raise ValueError(f"data.custom_cls.name={custom.name} must be a subclass of torch.utils.data.Dataset")
-    with noted(f"from data.custom_cls.path={custom.path}, data.custom_cls.name={custom.name}"):
+        if not (isinstance(dataset_class, type) and issubclass(dataset_class, Dataset)):
+            raise ValueError(f"data.custom_cls.name={custom.name} must be a subclass of torch.utils.data.Dataset")
         return dataset_class(data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config)
 
 
