@@ -115,6 +115,12 @@ def test_shared_memory_copy_is_made_once_and_renewed(model, tmp_path):
     assert fs.copy_to_local(str(model), use_shm=True, cache_dir=cache) == first and copied() == b"54321"
     fs.copy_to_local(str(model), use_shm=True, cache_dir=cache, always_recopy=True)
     assert copied() == b"12345"
+    source = model / "sub" / "weights.bin"
+    changed = source.stat().st_mtime_ns ^ 1  # another version of the same size, written within the same second
+    source.write_bytes(b"67890")
+    os.utime(source, ns=(changed, changed))
+    fs.copy_to_local(str(model), use_shm=True, cache_dir=cache)
+    assert copied() == b"67890"
     (model / "new.json").write_text("{}")
     fs.copy_to_local(str(model), use_shm=True, cache_dir=cache)
     assert os.path.exists(os.path.join(first, "new.json"))

@@ -186,9 +186,9 @@ def local_mkdir_safe(path: str | Path) -> str:
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
-    """Relative name, size and modification time (whole seconds) of every file."""
+    """Relative name, size and modification time (ns) of every file."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return [(str(f.relative_to(path)), f.stat().st_size, int(f.stat().st_mtime)) for f in files]
+    return [(str(f.relative_to(path)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
 
 
 def _remove(path: Path) -> None:
