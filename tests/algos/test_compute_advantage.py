@@ -94,7 +94,8 @@ def test_a_missing_column_is_named_with_its_source(name: str, missing: str) -> N
         data.pop(batch_keys=[missing])
     else:
         data.pop(non_tensor_batch_keys=[missing])
-    with pytest.raises(ValueError, match=f"adv_estimator={name} needs '{missing}' in the batch: "):
+    remedy = ".*critic.enable=true" if missing == "values" else ""
+    with pytest.raises(ValueError, match=f"adv_estimator={name} needs '{missing}' in the batch: {remedy}"):
         compute_advantage(data, algorithm_config(name))
 
 
@@ -193,13 +194,17 @@ def test_a_users_file_needs_a_decorator_and_a_key(tmp_path: Path) -> None:
 
 def test_the_file_in_the_docs_works(tmp_path: Path) -> None:
     docs = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
-    (block,) = re.findall(r"```python\n(.*?)```", docs.read_text(), flags=re.DOTALL)
+    block, with_critic = re.findall(r"```python\n(.*?)```", docs.read_text(), flags=re.DOTALL)
     path = tmp_path / "my_algorithms.py"
-    path.write_text(block.replace('"sign"', '"sign_of_the_docs"'))
+    path.write_text(block.replace('"sign"', '"sign_of_the_docs"') + with_critic)
     import_external_lib(str(path))
     result = compute_advantage(batch(), algorithm_config("sign_of_the_docs"))
     assert result.batch["advantages"][:, 0].tolist() == [1.0, 1.0, 0.0, -1.0, 1.0]
     assert result.meta_info["advantage_metrics"] == pytest.approx({"sign/positive": 0.6})
+    result = compute_advantage(batch(), algorithm_config("above_value"))  # every value is 0.5, scores differ by row
+    assert result.batch["returns"][:, 0].tolist() == result.batch["token_level_rewards"].sum(-1).tolist()
+    gaps = result.batch["returns"] - result.batch["advantages"]
+    assert torch.equal(gaps, 0.5 * result.batch["response_mask"])
     old, new, ones = torch.zeros(1, 2), torch.tensor([[0.5, 0.0]]), torch.ones(1, 2)
     loss = get_policy_loss_fn("soft_ratio")(old, new, ones, ones, None).loss
     assert loss.tolist()[0] == pytest.approx([-math.tanh(0.5), 0.0])

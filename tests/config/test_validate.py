@@ -53,6 +53,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 JUDGED = ["reward_model.enable=true", "reward_model.model.path=a/judge", "reward_model.micro_batch_size_per_gpu=8"]
 FILTERED = ["algorithm.filter_groups.enable=true", "env.rollout.n=8"]
+OWN_WITH_CRITIC = ["actor_rollout_ref.model.external_lib=mine", "algorithm.adv_estimator=mine", "critic.enable=true"]
 OVERLONG = ["reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=100"]
 RULES = [
     (["data.train_batch_size=12", "env.rollout.n=2", "trainer.n_gpus_per_node=5", f"{ROLLOUT}.tensor_model_parallel_size=1"],
@@ -74,6 +75,9 @@ RULES = [
     ([f"{ACTOR}.use_kl_loss=true"], "use actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"),
     (["algorithm.use_kl_in_reward=true"], "use actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"),
     (["critic.ppo_micro_batch_size_per_gpu=null"], "use critic.ppo_micro_batch_size_per_gpu=8"),
+    (["critic.enable=false"], "critic.enable=false takes the values away from algorithm.adv_estimator=gae"),
+    ([*OWN_WITH_CRITIC, "critic.ppo_micro_batch_size_per_gpu=null"], "use critic.ppo_micro_batch_size_per_gpu=8"),
+    ([*OWN_WITH_CRITIC, "critic.model.path=null"], "critic.model.path is not set"),
     ([f"{ACTOR}.ppo_mini_batch_size=1"], "less than a row for each of the 2 ranks"),
     ([f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1000"],
      "is less than one row (data.max_prompt_length+data.max_response_length = 1024); use 1024 or more"),
@@ -201,6 +205,17 @@ def test_estimators_without_a_critic_need_none_of_its_settings(sound: list[str])
     check(sound, "algorithm.adv_estimator=gigpo", "env.rollout.n=8", "critic.ppo_micro_batch_size_per_gpu=null")
 
 
+def test_an_estimator_of_the_users_own_may_have_a_critic(sound: list[str]) -> None:
+    def uses_critic(*overrides: str) -> bool:
+        config = to_dataclass(compose_config([*sound, *overrides]))
+        validate(config)
+        return config.uses_critic
+
+    own = OWN_WITH_CRITIC[:2]
+    assert [uses_critic(*own), uses_critic(*own, "critic.enable=false"), uses_critic(*OWN_WITH_CRITIC)] == [0, 0, 1]
+    assert uses_critic() and uses_critic("critic.enable=true")  # gae
+
+
 def test_own_names_are_accepted_with_a_module_that_registers_them(sound: list[str]) -> None:
     check(sound, "algorithm.adv_estimator=mine", "env.env_name=chess", "actor_rollout_ref.model.external_lib=my_module")
 
@@ -311,5 +326,8 @@ def test_other_notices() -> None:
         assert "groups of one" in notices(default_config(f"algorithm.adv_estimator={estimator}"))[0]
     without_critic = "algorithm.adv_estimator=reinforce_plus_plus"
     assert "only with gae" in notices(default_config("algorithm.use_pf_ppo=true", without_critic))[0]
+    assert "only with gae" in notices(default_config("algorithm.use_pf_ppo=true", *OWN_WITH_CRITIC))[0]
+    assert "does not read; use critic.enable=null" in notices(default_config("critic.enable=true", without_critic))[0]
+    assert notices(default_config("trainer.critic_warmup=5", *OWN_WITH_CRITIC)) == []
     assert "no critic to wait for" in notices(default_config("trainer.critic_warmup=5", without_critic))[0]
     assert notices(default_config("algorithm.use_pf_ppo=true", "trainer.critic_warmup=5")) == []

@@ -26,6 +26,34 @@ def test_remax_plays_its_baselines_in_the_same_rollout(tmp_path):
         assert advantage <= score + 1e-6  # a baseline is never negative
 
 
+@pytest.mark.recipes
+def test_an_estimator_of_the_users_own_gets_the_values_of_a_critic(tmp_path):
+    library = tmp_path / "above_value.py"
+    library.write_text(
+        "from verl.trainer.ppo.core_algos import register_adv_est\n\n\n"
+        "@register_adv_est('above_value')\n"
+        "def above_value(inputs):\n"
+        "    mask = inputs.response_mask\n"
+        "    returns = (inputs.scores() + 3).unsqueeze(-1) * mask\n"
+        "    values = inputs.tensor('values', 'the baseline') * mask\n"
+        "    inputs.metrics['above_value/values'] = float(values.sum() / mask.sum())\n"
+        "    return returns - values, returns\n"
+    )
+    lines = train(
+        tmp_path, "own", f"actor_rollout_ref.model.external_lib={library}", "algorithm.adv_estimator=above_value",
+        "critic.enable=true", "trainer.total_training_steps=3", "trainer.val_before_train=False",
+        "trainer.test_freq=-1", "trainer.save_freq=3",
+    )  # fmt: skip
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert line["critic/values/mean"] == pytest.approx(line["above_value/values"], rel=1e-4)
+        assert line["critic/returns/min"] >= 2.5  # every score is at least -0.5, a penalty
+        gap = line["critic/returns/mean"] - line["critic/values/mean"]
+        assert line["critic/advantages/mean"] == pytest.approx(gap, rel=1e-3, abs=1e-3)
+    assert lines[-1]["critic/values/mean"] > lines[0]["critic/values/mean"]  # the critic learns what it was told
+    assert (tmp_path / "own" / "global_step_3" / "critic" / "dist_ckpt").is_dir()
+
+
 def save_judge(folder: Path) -> None:
     """A random classifier over the embedded model's vocabulary."""
     import torch

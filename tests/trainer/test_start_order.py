@@ -81,6 +81,13 @@ def test_ranks_are_asked_for_before_the_trainer_is_built_and_ended_by_it(
     assert "startup/ranks_asked" in ledger.seconds()
 
 
+def test_the_trainer_asks_for_the_critic_that_the_configuration_enables(events: list[str]) -> None:
+    own = ["algorithm.adv_estimator=mine", "critic.enable=true", f"{EXTERNAL}=no_such_module_of_the_user"]
+    with pytest.raises(ValueError, match="no_such_module_of_the_user"):
+        TaskRunner().run(default_config("preset=embedded", *own))
+    assert events[0] == "ask for ranks, critic True"
+
+
 def test_ranks_that_start_are_ended_if_the_driver_cannot_go_on(
     events: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl.trainer.config.names import ADV_ESTIMATORS
 from verl.trainer.config.schema import PPOTrainerConfig
 
 _PACKED = "rows are always packed"
@@ -115,7 +116,12 @@ def notices(config: PPOTrainerConfig) -> list[str]:
         lines.append(
             f"env.rollout.n=1 makes groups of one, in which {estimator} cannot compare; use env.rollout.n=8"
         )
-    if config.algorithm.use_pf_ppo and not config.uses_critic:
+    if config.uses_critic and estimator != "gae" and estimator in ADV_ESTIMATORS:
+        lines.append(
+            f"critic.enable=true trains a critic whose values algorithm.adv_estimator={estimator} does not read; use "
+            "critic.enable=null"
+        )
+    if config.algorithm.use_pf_ppo and estimator != "gae":
         lines.append(f"algorithm.use_pf_ppo has no effect with algorithm.adv_estimator={estimator}, only with gae")
     if config.trainer.critic_warmup > 1 and not config.uses_critic:
         lines.append(

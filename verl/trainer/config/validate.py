@@ -248,6 +248,15 @@ def check_micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
             )
 
 
+def check_critic(config: PPOTrainerConfig) -> Iterator[str]:
+    """An estimator that cannot do without a critic has one."""
+    if config.algorithm.adv_estimator == "gae" and not config.uses_critic:
+        yield (
+            "critic.enable=false takes the values away from algorithm.adv_estimator=gae, which cannot do without; use "
+            "critic.enable=null, or an estimator without a critic, such as algorithm.adv_estimator=grpo"
+        )
+
+
 def check_mini_batch(config: PPOTrainerConfig) -> Iterator[str]:
     """Mini-batches hold at least a row for each rank and whole micro-batches."""
     actor, critic = config.actor_rollout_ref.actor, config.critic
@@ -319,6 +328,7 @@ RULES: tuple[Rule, ...] = (
     check_names,
     check_batch,
     check_parallel,
+    check_critic,
     check_micro_batches,
     check_mini_batch,
     check_lengths,

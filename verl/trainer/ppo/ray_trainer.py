@@ -98,7 +98,7 @@ class RayPPOTrainer:
         self.val_reward_fn = val_reward_fn
         self.traj_collector = traj_collector
         self._make_envs = make_envs
-        self.use_critic = config.algorithm.adv_estimator == AdvantageEstimator.GAE.value
+        self.use_critic = config.uses_critic
         self.use_reference_policy = uses_reference(config)
         self.kl_ctrl_in_reward = (
             get_kl_controller(config.algorithm.kl_ctrl) if config.algorithm.use_kl_in_reward else None

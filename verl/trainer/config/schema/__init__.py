@@ -131,5 +131,5 @@ class PPOTrainerConfig(ConfigNode):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a value network is trained."""
-        return self.algorithm.adv_estimator == "gae"
+        """Whether a value network is trained: ``critic.enable``, and where that is null the estimator decides."""
+        return self.critic.enable if self.critic.enable is not None else self.algorithm.adv_estimator == "gae"

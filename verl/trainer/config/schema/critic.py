@@ -38,8 +38,9 @@ class CriticModelConfig(ConfigNode):
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig(ConfigNode):
-    """The update of the value network; used by ``algorithm.adv_estimator=gae`` only."""
+    """The value network and its update; whether there is one, ``PPOTrainerConfig.uses_critic`` says."""
 
+    enable: bool | None
     rollout_n: int
     strategy: Strategy
     optim: OptimConfig

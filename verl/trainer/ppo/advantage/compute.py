@@ -27,8 +27,8 @@ def compute_advantage(data: DataProto, config: Any) -> DataProto:
 
     Args:
         data: rows with `token_level_rewards` (rows, response_length), `response_mask`, `uid`, `traj_uid`, and what the
-            estimator needs besides: `values` (gae), `step_rewards` and `anchor_obs` (gigpo, hgpo), `reward_baselines`
-            (remax).
+            estimator needs besides: `values` (gae, or with `critic.enable`), `step_rewards` and `anchor_obs` (gigpo,
+            hgpo), `reward_baselines` (remax).
         config: the `algorithm` section of the config.
 
     Returns:

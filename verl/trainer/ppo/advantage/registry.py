@@ -87,6 +87,8 @@ class AdvantageInputs:
             return self.data.batch[key]
         if key in self.data.non_tensor_batch:
             return torch.as_tensor(self.data.non_tensor_batch[key].astype(np.float32))
+        if key == "values":
+            why += "; critic.enable=true trains the critic that predicts them"
         raise ValueError(f"algorithm.adv_estimator={self.config.adv_estimator} needs {key!r} in the batch: {why}")
 
     def array(self, key: str, why: str) -> np.ndarray:
