@@ -1,7 +1,8 @@
-"""Operations on rows and their columns that stand outside :class:`verl.protocol.DataProto`, which exports them."""
+"""Operations on rows and their columns that stand outside :class:`verl.protocol.DataProto`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tensordict import TensorDict
 from verl.utils.row_arrays import columns_equal, pack_column, unpack_column
 
 if TYPE_CHECKING:
-    from verl.protocol import DataProto
+    from verl.protocol.data_proto import DataProto
 
 __all__ = [
     "all_gather_data_proto",
@@ -19,6 +20,7 @@ __all__ = [
     "fold_batch_dim",
     "list_of_dict_to_dict_of_list",
     "unfold_batch_dim",
+    "unfold_column_chunks",
     "union_numpy_dict",
     "union_tensor_dict",
 ]
@@ -83,6 +85,30 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
         rows = next(iter(tensors.values())).shape[0]
         batch = TensorDict(source=tensors, batch_size=(rows,), device=data.batch.device)
     columns = {key: column.reshape(-1, *column.shape[batch_dims:]) for key, column in data.non_tensor_batch.items()}
+    return type(data)(batch=batch, non_tensor_batch=columns, meta_info=data.meta_info)
+
+
+def unfold_column_chunks(data: DataProto, n_split: int, split_keys: Sequence[str] | None) -> DataProto:
+    """See :meth:`verl.protocol.DataProto.unfold_column_chunks`."""
+
+    def unfold(key: str, value: Any, chosen: bool) -> Any:
+        if chosen:
+            assert value.ndim > 1 and value.shape[1] % n_split == 0, (
+                f"{key!r} {value.shape} is not cut by {n_split}"
+            )
+            return value.reshape(value.shape[0] * n_split, value.shape[1] // n_split, *value.shape[2:])
+        is_tensor = isinstance(value, torch.Tensor)
+        return value.repeat_interleave(n_split, dim=0) if is_tensor else np.repeat(value, n_split, axis=0)
+
+    batch = None
+    if data.batch is not None:
+        chosen = [k for k, v in data.batch.items() if (v.ndim > 1 if split_keys is None else k in split_keys)]
+        tensors = {key: unfold(key, tensor, key in chosen) for key, tensor in data.batch.items()}
+        batch = TensorDict(source=tensors, batch_size=(len(data) * n_split,), device=data.batch.device)
+    columns = {
+        key: unfold(key, column, split_keys is not None and key in split_keys)
+        for key, column in data.non_tensor_batch.items()
+    }
     return type(data)(batch=batch, non_tensor_batch=columns, meta_info=data.meta_info)
 
 

@@ -1,95 +1,29 @@
-"""DataProto: the rows that travel between the driver and the workers.
-
-A :class:`DataProto` is a table of N rows. Tensors live in ``batch`` (a ``TensorDict`` with one batch dimension of
-size N), everything else in ``non_tensor_batch`` (NumPy columns of length N), and what is true of all rows in
-``meta_info``. Ragged columns, such as prompt token ids of their true length, are one-dimensional object arrays.
-
-Worked example, two rows of at most three response tokens::
-
-    rows = DataProto.from_dict(
-        tensors={"responses": torch.tensor([[5, 6, 0], [7, 8, 9]])},          # (2, 3)
-        non_tensors={"prompt_ids": object_array([np.array([1, 2]), np.array([3])])},  # (2,) of arrays
-        meta_info={"temperature": 1.0},
-    )
-    first, second = rows.chunk(2)
-
-Misuse of the container is a mistake in a program, not of a user, and raises ``AssertionError``.
-"""
+"""DataProto: a table of rows."""
 
 from __future__ import annotations
 
-import logging
-import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy as deep_copy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import tensordict
 import torch
 from tensordict import TensorDict
-from torch.utils.data import DataLoader, Dataset
 
+from verl.protocol.auto_padding import AUTO_PADDING_META_KEY, DataProtoConfig
+from verl.protocol.mini_batches import iterate_mini_batches
+from verl.protocol.row_ops import column_bytes, unfold_column_chunks, union_numpy_dict, union_tensor_dict
 from verl.utils.py_functional import union_two_dict
 from verl.utils.row_arrays import object_array, pack_column, pack_tensor, unpack_column, unpack_tensor
-from verl.utils.row_ops import (
-    all_gather_data_proto,
-    column_bytes,
-    fold_batch_dim,
-    list_of_dict_to_dict_of_list,
-    unfold_batch_dim,
-    union_numpy_dict,
-    union_tensor_dict,
-)
 
-__all__ = [
-    "DataProto",
-    "DataProtoConfig",
-    "DataProtoFuture",
-    "DataProtoItem",
-    "all_gather_data_proto",
-    "collate_fn",
-    "fold_batch_dim",
-    "list_of_dict_to_dict_of_list",
-    "pad_dataproto_to_divisor",
-    "unfold_batch_dim",
-    "union_numpy_dict",
-    "union_tensor_dict",
-    "unpad_dataproto",
-]
-
-logger = logging.getLogger(__name__)
+__all__ = ["DataProto", "DataProtoItem", "collate_fn"]
 
 tensordict.set_lazy_legacy(False).set()
-
-# Under this key of the keyword arguments a dispatch function tells the caller how many rows of padding it added.
-_padding_size_key = "_padding_size_key_x123d"
-_AUTO_PADDING_META_KEY = "_verl_auto_padding"
-
-
-class _DataProtoConfigMeta(type):
-    _auto_padding: bool | None = None
-
-    @property
-    def auto_padding(cls) -> bool:
-        """Whether every DataProto may be padded to divide over the workers (also ``VERL_AUTO_PADDING=1``)."""
-        from_environment = os.environ.get("VERL_AUTO_PADDING", "FALSE").upper() in ("TRUE", "1")
-        return from_environment or bool(cls._auto_padding)
-
-    @auto_padding.setter
-    def auto_padding(cls, enabled: bool) -> None:
-        assert isinstance(enabled, bool), f"auto_padding is a bool, not {enabled!r}"
-        cls._auto_padding = enabled
-
-
-class DataProtoConfig(metaclass=_DataProtoConfigMeta):
-    """Process-wide switches of :class:`DataProto`."""
 
 
 @dataclass
@@ -157,7 +91,7 @@ class DataProto:
             if not isinstance(column, np.ndarray):
                 non_tensors[key] = object_array(column)
         if auto_padding:
-            meta_info[_AUTO_PADDING_META_KEY] = True
+            meta_info[AUTO_PADDING_META_KEY] = True
         batch = TensorDict(source=dict(tensors), batch_size=batch_size) if tensors else None
         return cls(batch=batch, non_tensor_batch=non_tensors, meta_info=meta_info)
 
@@ -324,7 +258,7 @@ class DataProto:
 
     def is_padding_enabled(self) -> bool:
         """Whether dispatch may pad these rows to a multiple of the number of workers."""
-        return bool(self.meta_info.get(_AUTO_PADDING_META_KEY, False)) or DataProtoConfig.auto_padding
+        return bool(self.meta_info.get(AUTO_PADDING_META_KEY, False)) or DataProtoConfig.auto_padding
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
         """Append ``padding_size`` copies of the first row (``padding_candidate="first"``) or of the last."""
@@ -365,19 +299,7 @@ class DataProto:
         Rows keep their order unless ``dataloader_kwargs`` (for ``torch.utils.data.DataLoader``) asks for shuffling,
         which ``seed`` then makes reproducible.
         """
-        assert len(self) % mini_batch_size == 0, f"{len(self)} rows do not divide by mini_batch_size={mini_batch_size}"
-        assert dataloader_kwargs is None or isinstance(dataloader_kwargs, dict), "dataloader_kwargs is a dict"
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        options = {"collate_fn": _same, "generator": generator, **(dataloader_kwargs or {})}
-        loader = DataLoader(_RowDataset(self), batch_size=mini_batch_size, **options)
-
-        def mini_batches() -> Iterator[DataProto]:
-            for _ in range(epochs):
-                for rows in loader:
-                    rows.meta_info = self.meta_info
-                    yield rows
-
-        return mini_batches()
+        return iterate_mini_batches(self, mini_batch_size, epochs, seed, dataloader_kwargs)
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> DataProto:
         """Every row ``repeat_times`` times: a, a, b, b with ``interleave``, else a, b, a, b."""
@@ -398,26 +320,7 @@ class DataProto:
         ``None`` chooses every tensor that has a dimension 1. A column of shape (N, L, …) becomes
         (N · n_split, L / n_split, …).
         """
-
-        def unfold(key: str, value: Any, chosen: bool) -> Any:
-            if chosen:
-                assert value.ndim > 1 and value.shape[1] % n_split == 0, (
-                    f"{key!r} {value.shape} is not cut by {n_split}"
-                )
-                return value.reshape(value.shape[0] * n_split, value.shape[1] // n_split, *value.shape[2:])
-            is_tensor = isinstance(value, torch.Tensor)
-            return value.repeat_interleave(n_split, dim=0) if is_tensor else np.repeat(value, n_split, axis=0)
-
-        batch = None
-        if self.batch is not None:
-            chosen = [k for k, v in self.batch.items() if (v.ndim > 1 if split_keys is None else k in split_keys)]
-            tensors = {key: unfold(key, tensor, key in chosen) for key, tensor in self.batch.items()}
-            batch = TensorDict(source=tensors, batch_size=(len(self) * n_split,), device=self.batch.device)
-        columns = {
-            key: unfold(key, column, split_keys is not None and key in split_keys)
-            for key, column in self.non_tensor_batch.items()
-        }
-        return type(self)(batch=batch, non_tensor_batch=columns, meta_info=self.meta_info)
+        return unfold_column_chunks(self, n_split, split_keys)
 
     # --------------------------------------------------------------------------------------------- disk and wire
 
@@ -462,26 +365,6 @@ class DataProto:
         )
 
 
-class _RowDataset(Dataset):
-    """Rows for a ``DataLoader``: a whole mini-batch is picked at once."""
-
-    def __init__(self, rows: DataProto) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> DataProtoItem:
-        return self._rows[index]
-
-    def __getitems__(self, indices: list[int]) -> DataProto:
-        return self._rows.select_idxs(indices)
-
-
-def _same(rows: DataProto) -> DataProto:
-    return rows
-
-
 def collate_fn(items: list[DataProtoItem]) -> DataProto:
     """Rows out of single rows: tensors are stacked, everything else becomes object columns."""
     tensors: dict[str, torch.Tensor] = {}
@@ -489,61 +372,3 @@ def collate_fn(items: list[DataProtoItem]) -> DataProto:
         tensors = {key: torch.stack([item.batch[key] for item in items]) for key in items[0].batch.keys()}
     columns = {key: object_array(item.non_tensor_batch[key] for item in items) for key in items[0].non_tensor_batch}
     return DataProto.from_dict(tensors=tensors, non_tensors=columns)
-
-
-def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
-    """Append rows, taken in turn from the start, until the length divides by ``size_divisor``.
-
-    Returns the padded rows and how many were added (see :func:`unpad_dataproto`). Three rows and a divisor of seven
-    give rows 0, 1, 2, 0, 1, 2, 0.
-    """
-    assert isinstance(data, DataProto), f"expected DataProto, got {type(data).__name__}"
-    pad_size = -len(data) % size_divisor
-    if len(data) == 0:
-        logger.warning("no rows to pad: the DataProto is empty and stays so")
-        return data, 0
-    if pad_size == 0:
-        return data, 0
-    return data.select_idxs(np.arange(len(data) + pad_size) % len(data)), pad_size
-
-
-def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
-    """Drop the last ``pad_size`` rows."""
-    return data[: len(data) - pad_size] if pad_size else data
-
-
-def _pick_chunk(data: DataProto, index: int, chunks: int) -> DataProto:
-    return data.chunk(chunks=chunks)[index]
-
-
-@dataclass
-class DataProtoFuture:
-    """Rows that workers are still computing: one Ray reference per worker.
-
-    It can be handed to another worker group, whose workers then wait for the references themselves; the driver never
-    sees the data.
-    """
-
-    collect_fn: Callable[[list[DataProto]], DataProto]
-    futures: list[ray.ObjectRef]
-    dispatch_fn: Callable[[DataProto], DataProto] | None = None
-
-    @staticmethod
-    def concat(data: list[ray.ObjectRef]) -> DataProtoFuture:
-        """The rows of all references, in order."""
-        return DataProtoFuture(collect_fn=DataProto.concat, futures=data)
-
-    def chunk(self, chunks: int) -> list[DataProtoFuture]:
-        """``chunks`` futures, each for one part of the rows."""
-        return [
-            DataProtoFuture(self.collect_fn, self.futures, partial(_pick_chunk, index=index, chunks=chunks))
-            for index in range(chunks)
-        ]
-
-    def get(self, timeout: float | None = None) -> DataProto:
-        """Wait (at most ``timeout`` seconds) for all parts and join them."""
-        parts = ray.get(self.futures, timeout=timeout)
-        for part in parts:
-            assert isinstance(part, DataProto), f"a worker returned {type(part).__name__} where DataProto was expected"
-        rows = self.collect_fn(parts)
-        return rows if self.dispatch_fn is None else self.dispatch_fn(rows)
