@@ -1,7 +1,7 @@
 """Dispatch rules: how the arguments of a call are spread over the workers and how their answers come together.
 
 A worker's method is made callable from the driver with :func:`register`; the group (see
-:mod:`verl.single_controller.ray.base`) then calls ``dispatch_fn(group, *args, **kwargs)`` to get one list of arguments
+:mod:`verl.single_controller.ray.calls`) then calls ``dispatch_fn(group, *args, **kwargs)`` to get one list of arguments
 per parameter, executes the method, and hands the list of answers to ``collect_fn(group, output)``.
 
 Users add a rule with :func:`register_dispatch_mode`, or give ``register(dispatch_mode={"dispatch_fn": …,

@@ -1,4 +1,4 @@
-"""Worker groups on Ray: start the ranks, send them calls, wait with limits, and leave nothing behind.
+"""Worker groups on Ray: start the ranks, give each role a facade, and leave nothing behind.
 
 ::
 
@@ -15,25 +15,23 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from verl.single_controller.base import ResourcePool, WorkerGroup
+from verl.single_controller.base import ResourcePool
 from verl.single_controller.base.register_center.ray import register_center_name, wait_for_rank_zero_info
-from verl.single_controller.base.row_types import is_rows
+from verl.single_controller.ray.calls import DEFAULT_CALL_TIMEOUT, CallableWorkerGroup, func_generator
 from verl.single_controller.ray.colocate import (
-    ROLE_METHOD_SEPARATOR,
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,
     load_class,
 )
-from verl.single_controller.ray.errors import WorkerError, WorkerTimeoutError, wait_for_workers
+from verl.single_controller.ray.errors import WorkerError, WorkerTimeoutError
 from verl.single_controller.ray.processes import end_actors
 from verl.single_controller.ray.resource_pool import (
     RayClassWithInitArgs,
@@ -62,10 +60,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a call may take unless the group says otherwise: far beyond any phase of a step, it turns a run that
-# hangs overnight into one that fails and says where.
-DEFAULT_CALL_TIMEOUT = 6 * 3600.0
-
 # Seconds within which the death of an actor is certain to be seen by a probe.
 _PROBE_SECONDS = 0.2
 
@@ -84,34 +78,7 @@ _PLACE_VARIABLES = (
 )
 
 
-def func_generator(
-    self: RayWorkerGroup,
-    method_name: str,
-    dispatch_fn: Callable,
-    collect_fn: Callable,
-    execute_fn: Callable,
-    blocking: bool,
-) -> Callable[..., Any]:
-    """The group's face of one registered method: dispatch, execute, wait if ``blocking``, collect, drop padding."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        from verl.protocol import _padding_size_key
-
-        args, kwargs = dispatch_fn(self, *args, **kwargs)
-        padding_size = kwargs.pop(_padding_size_key, 0)
-        output = execute_fn(method_name, *args, **kwargs)
-        if blocking:
-            output = self._wait(output, method_name)
-        output = collect_fn(self, output)
-        if padding_size and is_rows(output) and len(output) > 0:
-            output = output.slice(0, len(output) - padding_size)
-        return output
-
-    call.__name__ = call.__qualname__ = method_name
-    return call
-
-
-class RayWorkerGroup(WorkerGroup):
+class RayWorkerGroup(CallableWorkerGroup):
     """The ranks of one class (or of several colocated roles), called together.
 
     Args:
@@ -152,13 +119,11 @@ class RayWorkerGroup(WorkerGroup):
         wait: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(resource_pool=resource_pool, **kwargs)
+        role = role or (ray_cls_with_init.worker_class.__name__ if ray_cls_with_init else "worker")
+        super().__init__(resource_pool, role, call_timeout, **kwargs)
         self.ray_cls_with_init = ray_cls_with_init
         self.name_prefix = name_prefix or get_random_string(length=6)
         self.device_name = device_name
-        self.call_timeout = call_timeout
-        self.role = role or (ray_cls_with_init.worker_class.__name__ if ray_cls_with_init else "worker")
-        self.sub_cls_name: str | None = None
         self.fused_worker_used = ray_cls_with_init is not None and ray_cls_with_init.fused_worker_used
         self._ray_wait_register_center_timeout = ray_wait_register_center_timeout
         self._env_vars = _checked_env_vars(env_vars)
@@ -316,106 +281,6 @@ class RayWorkerGroup(WorkerGroup):
         facade.method_names = facade._bind_worker_method(load_class(role_classes[role]), func_generator)
         return facade
 
-    # ------------------------------------------------------------------------------------------------------- calls
-
-    def _start_call(self, worker: ActorHandle, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
-        """Send one call to one worker; on a facade the method is the role's."""
-        if self.sub_cls_name is not None:
-            forwarded = f"{self.sub_cls_name}_{method_name}"
-            if hasattr(worker, forwarded):
-                return getattr(worker, forwarded).remote(*args, **kwargs)
-            call = getattr(worker, self.fused_worker_execute_fn_name)
-            return call.remote(f"{self.sub_cls_name}{ROLE_METHOD_SEPARATOR}{method_name}", *args, **kwargs)
-        return getattr(worker, method_name).remote(*args, **kwargs)
-
-    def execute_ranks_async(self, ranks: Sequence[int], method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
-        """Call ``method`` (registered or not) with the same arguments on some ranks; one reference for each."""
-        if len(ranks) > 1:
-            args = [_in_object_store(arg) for arg in args]
-            kwargs = {key: _in_object_store(value) for key, value in kwargs.items()}
-        return [self._start_call(self._workers[rank], method, *args, **kwargs) for rank in ranks]
-
-    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
-        """Call ``method_name`` on rank 0."""
-        return self._start_call(self._workers[0], method_name, *args, **kwargs)
-
-    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call ``method_name`` on rank 0 and wait for its answer."""
-        return self._wait(self.execute_rank_zero_async(method_name, *args, **kwargs), method_name)
-
-    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
-        """Same as :meth:`execute_rank_zero_async`."""
-        return self.execute_rank_zero_async(method_name, *args, **kwargs)
-
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
-        """Call ``method_name`` on all ranks.
-
-        When every argument is a list with one element for each rank, rank ``i`` gets element ``i``; otherwise all
-        ranks get all arguments.
-        """
-        world_size = len(self._workers)
-        values = (*args, *kwargs.values())
-        if values and all(isinstance(value, list) and len(value) == world_size for value in values):
-            if all(element is value[0] for value in values for element in value):
-                same = {key: value[0] for key, value in kwargs.items()}
-                return self.execute_ranks_async(range(world_size), method_name, *(arg[0] for arg in args), **same)
-            return [
-                self._start_call(
-                    worker, method_name, *(arg[rank] for arg in args), **{key: arg[rank] for key, arg in kwargs.items()}
-                )
-                for rank, worker in enumerate(self._workers)
-            ]
-        return self.execute_ranks_async(range(world_size), method_name, *args, **kwargs)
-
-    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``method_name`` on all ranks and wait for their answers."""
-        return self._wait(self.execute_all_async(method_name, *args, **kwargs), method_name)
-
-    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
-        """Same as :meth:`execute_all_async`."""
-        return self.execute_all_async(method_name, *args, **kwargs)
-
-    def get(
-        self,
-        refs: ray.ObjectRef | Sequence[ray.ObjectRef],
-        method: str = "call",
-        timeout: float | None = None,
-        key: str = "",
-    ) -> Any:
-        """The answers behind references of this group's calls; failures name role and rank like those of calls.
-
-        ``key`` is the setting that holds ``timeout``: whoever waited in vain is told of it.
-        """
-        return self._wait(refs, method, timeout=timeout, key=key)
-
-    @contextmanager
-    def time_limit(self, seconds: float | None) -> Iterator[RayWorkerGroup]:
-        """Calls inside the block may take at most ``seconds``."""
-        before, self.call_timeout = self.call_timeout, seconds
-        try:
-            yield self
-        finally:
-            self.call_timeout = before
-
-    def _wait(self, output: Any, method: str, timeout: float | None = None, key: str = "") -> Any:
-        single = isinstance(output, ray.ObjectRef)
-        refs = [output] if single else list(output)
-        answers = wait_for_workers(
-            refs,
-            ranks=[self._rank_of(ref) for ref in refs],
-            role=self.role,
-            method=method,
-            timeout=self.call_timeout if timeout is None else timeout,
-            key=key,
-        )
-        return answers[0] if single else answers
-
-    def _rank_of(self, ref: ray.ObjectRef) -> int:
-        actor_id = ref.task_id().actor_id()
-        ranks = [rank for rank, worker in enumerate(self._workers) if worker._actor_id == actor_id]
-        assert ranks, "the reference is not of a call to this group"
-        return ranks[0]
-
     # -------------------------------------------------------------------------------------------- life and its end
 
     def _is_worker_alive(self, worker: ActorHandle) -> bool:
@@ -478,8 +343,3 @@ def _checked_env_vars(env_vars: dict[str, str] | None) -> dict[str, str]:
     if taken := sorted(set(checked) & set(_PLACE_VARIABLES)):
         raise ValueError(f"env_vars may not set {taken}: the group sets them for each rank")
     return checked
-
-
-def _in_object_store(value: Any) -> Any:
-    """Rows that several workers get are stored once; everything else goes along with the call."""
-    return ray.put(value) if is_rows(value) else value
