@@ -249,9 +249,9 @@ def _prepare_environment(settings: EngineSettings) -> None:
     if settings.device == "cpu":
         if settings.enforce_eager:
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-            import torch._dynamo
+            from torch import _dynamo  # `import torch._dynamo` would make `torch` a name of this function
 
-            torch._dynamo.config.disable = True  # else the first log-probs wait 10 s for a C++ compiler
+            _dynamo.config.disable = True  # else the first log-probs wait 10 s for a C++ compiler
     else:
         if settings.dtype == torch.float32:  # vLLM's attention for it is Triton's, which rounds to TF32 unless told
             os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
