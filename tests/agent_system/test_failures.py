@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 import ray
@@ -12,7 +13,7 @@ from support import answer, make_config, policy, shopper, toy_manager
 from test_rollout import assert_same_rows, roll_out
 from toy_shop import deaf_sessions, misconfigured_sessions, once_broken_sessions, toy_sessions
 
-from agent_system.environments.session_host import SessionPool, count_hosts
+from agent_system.environments.session_host import SessionPool, _Marker, count_hosts
 from agent_system.multi_turn_rollout.episode import request_seed
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -44,7 +45,7 @@ def others(rows):
 @pytest.mark.parametrize(("action", "reason"), [("crash", "on fire"), ("hang", "took longer"), ("die", "died")])
 def test_a_failing_session_hurts_no_other(undisturbed, caplog, action, reason):
     config = make_config()
-    pool = SessionPool(toy_sessions, num_hosts=2, step_limit_s=2.0)
+    pool = SessionPool(toy_sessions, num_hosts=2, step_limit_s=2.0 if action == "hang" else 60.0)
     rows = roll_out(config, policy(doing(action)), toy_manager(config, pool=pool))
     pool.close()
     assert_same_rows(others(undisturbed), rows)
@@ -85,16 +86,24 @@ def test_an_engine_that_hangs_ends_the_run(monkeypatch):
         roll_out(config, policy(shopper, step_s=0.5), toy_manager(config))
 
 
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("readable", [True, False])
 def test_a_host_that_does_not_answer_is_replaced(readable):
-    pool = SessionPool(deaf_sessions, num_hosts=1, reset_limit_s=30, step_limit_s=30)
+    pool = SessionPool(deaf_sessions, num_hosts=1)
+    [marker] = [pool._folder / host.name for host in pool._hosts]
     if not readable:
         pool._folder = pool._folder / "elsewhere"  # as if the hosts were on another machine
     [ref] = pool.submit_resets([(0, 0), (1, 1), (2, 2)])
     assert [slot for slot, _ in pool.collect(ref)] == [0, 1, 2]
     [first] = pool.submit_steps([(0, "wait"), (2, "wait")])
     [second] = pool.submit_steps([(1, "wait")])
-    time.sleep(0.3)
+    wait_until(lambda: _Marker.read(marker) == "0")  # the host works on the first of them
     blameless = {slot: raw["blameless"] for slot, raw in pool.expire(first, "too late")}
     assert blameless == {0: False, 2: readable}  # what it worked on is known, or only the call
     [(slot, raw)] = pool.collect(second)

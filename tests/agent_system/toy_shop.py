@@ -77,7 +77,7 @@ class Deaf:
         return {"observation": task}
 
     def step(self, action: str) -> Mapping[str, Any]:
-        time.sleep(20)
+        time.sleep(600)
         return {}
 
 

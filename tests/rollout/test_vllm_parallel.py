@@ -27,7 +27,7 @@ def build(folder: str, tensor_parallel: int) -> None:
     """FSDP2 over both ranks; engines of `tensor_parallel` ranks."""
     from verl.workers.rollout.vllm_rollout import VLLMRollout
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     model = tiny.build_model(seed=1)
     for layer in model.model.layers:
         fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))

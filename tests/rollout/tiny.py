@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from verl.utils.net_utils import get_free_port
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
 from verl.workers.rollout.settings import EngineSettings
 
@@ -130,9 +130,7 @@ class Ranks:
     """
 
     def __init__(self, world_size: int = 1) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = get_free_port()
         self._pools = [
             ProcessPoolExecutor(
                 1, multiprocessing.get_context("spawn"), initializer=_enter_rank, initargs=(rank, world_size, port)
@@ -140,7 +138,7 @@ class Ranks:
             for rank in range(world_size)
         ]
 
-    def __call__(self, function: Callable, *args: Any, timeout: float = 120) -> list[Any]:
+    def __call__(self, function: Callable, *args: Any, timeout: float = 300) -> list[Any]:
         """Results in rank order; the first error is raised here."""
         futures = [pool.submit(function, *args) for pool in self._pools]
         return [future.result(timeout=timeout) for future in futures]

@@ -74,7 +74,7 @@ class Counter(Worker):
                 os._exit(3)
             raise KeyError("missing")
         if how == "raise_and_hang":
-            time.sleep(60)
+            time.sleep(600)
         return self.rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -147,12 +147,12 @@ def test_an_error_does_not_wait_for_ranks_that_hang_and_calls_have_limits(ray_se
     began = time.monotonic()
     with pytest.raises(WorkerError, match="rank 1"):
         group.trouble(1, "raise_and_hang")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 120
     with group.time_limit(0.5), pytest.raises(WorkerTimeoutError, match=r"0.5 s for trouble on Counter ranks \[0, 1\]"):
         group.trouble(7, "raise_and_hang")
     began = time.monotonic()
     group.shutdown(grace_seconds=0.5)  # rank 0 and 1 still hang
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 120
 
 
 def test_a_dead_worker_is_named_and_shutdown_leaves_no_process(ray_session):

@@ -38,7 +38,6 @@ class Endpoint:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.in_flight = self.most_in_flight = 0
-        self.delay_s = 0.0
         self._lock = threading.Lock()
         endpoint = self
 
@@ -71,7 +70,7 @@ class Endpoint:
         try:
             if isinstance(fault, tuple):
                 return fault
-            time.sleep(self.delay_s if fault is None else fault)
+            time.sleep(fault or 0.0)
             if path != "/v1/chat/completions":
                 return 404, {}, "no such path"
             choice = {"message": {"content": self.policy(body["messages"][0]["content"])}, "finish_reason": "stop"}

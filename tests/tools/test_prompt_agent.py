@@ -8,9 +8,9 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from dataclasses import replace
@@ -26,6 +26,7 @@ from examples.prompt_agent import endpoint as endpoint_module
 from examples.prompt_agent.endpoint import EndpointCalls, EndpointError, EndpointSettings, TextCodec
 from examples.prompt_agent.evaluate import Results, environment_config, evaluate, main, summary
 from verl.trainer.config import ConfigError
+from verl.utils.net_utils import get_free_port
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +68,7 @@ def own_number_if_even(prompt: str) -> str:
 
 
 def settings_of(endpoint: Any, **changes: Any) -> EndpointSettings:
-    return replace(EndpointSettings(endpoint.base_url, "toy", max_retries=2, request_timeout_s=5.0), **changes)
+    return replace(EndpointSettings(endpoint.base_url, "toy", max_retries=2, request_timeout_s=60.0), **changes)
 
 
 def config_of(episodes: int, *overrides: str) -> Any:
@@ -155,7 +156,8 @@ def test_calls_are_answered_in_their_order_and_their_requests_asked_at_once(endp
 
         calls._answer = answer
         steps = [asyncio.create_task(step(number)) for number in may_end]
-        await asyncio.sleep(0.1)
+        while len(asked) < 2:
+            await asyncio.sleep(0)
         assert asked == ["0", "1"]
         may_end["1"].set()
         await asyncio.sleep(0.1)
@@ -227,7 +229,16 @@ def test_an_out_that_is_a_file_is_refused(tmp_path):
 
 
 def test_no_more_requests_are_in_flight_than_allowed(endpoint):
-    endpoint.delay_s = 0.05
+    three_at_once = threading.Event()
+
+    def answer(prompt: str) -> str:
+        if endpoint.most_in_flight == 3:
+            three_at_once.set()
+        assert three_at_once.wait(60)
+        time.sleep(0.05)  # in which a fourth would arrive
+        return prompt
+
+    endpoint.policy = answer
     ask(settings_of(endpoint, concurrency=3), *"abcdefghij")
     assert endpoint.most_in_flight == 3
 
@@ -290,18 +301,12 @@ def test_settings_that_cannot_work_end_with_one_line(capsys, monkeypatch):
         assert said in capsys.readouterr().err
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.slow
 @pytest.mark.recipes
 def test_vllms_own_server_plays_webshop(tmp_path):
     pytest.importorskip("vllm")
     model = ROOT / "agent_system/environments/env_package/webshop/embedded_model"
-    port = free_port()
+    port = get_free_port()
     # beside a config.json of a Qwen2 model, AutoTokenizer puts Qwen2's text splitting in the place of the file's own
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

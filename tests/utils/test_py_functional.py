@@ -66,8 +66,8 @@ def test_time_limit(use_signals):
     assert nap(0.0, result={"x": 1}) == {"x": 1} and nap.__name__ == "nap"
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="too slow"):
-        nap(20)
-    assert time.monotonic() - began < 5
+        nap(600)
+    assert time.monotonic() - began < 60
     with pytest.raises(KeyError):
         nap(0.0, result=KeyError("k"))
 

@@ -109,9 +109,9 @@ def test_length_code() -> None:
 )  # fmt: skip
 def test_any_text_is_just_text(query: str, tmp_path: Path) -> None:
     index = _index(tmp_path / "index", ["red shoes", "blue table"], ["A", "B"])
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, whatever else the machine does
     rows, _ = index.search(query)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert set(rows.tolist()) <= {0, 1}
 
 

@@ -279,8 +279,8 @@ def test_ten_thousand_resets_leave_memory_flat(shop: ShopServer) -> None:
 
     shop.session_goals._limit = 500
     work(1000)
+    gc.collect()  # what earlier tests left open
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    gc.collect()
     tracemalloc.start()
     work(1000)
     gc.collect()
@@ -290,7 +290,7 @@ def test_ten_thousand_resets_leave_memory_flat(shop: ShopServer) -> None:
     growth = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert growth < 200_000, f"{growth} bytes more after 9,000 episodes"
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
+    assert len(os.listdir("/proc/self/fd")) <= files and threading.active_count() <= threads
 
 
 def test_session_state_is_small(shop: ShopServer) -> None:

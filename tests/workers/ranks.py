@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,15 +13,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from verl.utils.net_utils import get_free_port
+
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
     """``fn(*args)`` in ``world_size`` fresh processes that share a gloo group; results in rank order.
 
     ``fn`` must be importable (a module-level function). A rank's exception is raised here.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = get_free_port()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_main, (world_size, port, folder, fn, args), nprocs=world_size)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
@@ -33,7 +32,7 @@ def _main(rank: int, world_size: int, port: int, folder: str, fn: Callable[..., 
         RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank)
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=90))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     torch.save(fn(*args), Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
