@@ -123,7 +123,7 @@ DEFAULTS = {
     "env.resources_per_worker": dict(num_cpus=0.1, num_gpus=0),
     "env.rollout": dict(n=1),
     "env.alfworld": dict(eval_dataset="eval_in_distribution"),
-    "env.search": dict(log_requests=False, search_url="http://127.0.0.1:8000/retrieve", topk=3, timeout=60),
+    "env.search": dict(log_requests=False, search_url="http://127.0.0.1:8000/retrieve", topk=3, timeout=300),
     "env.sokoban": dict(dim_room=[6, 6], num_boxes=1, search_depth=30, mode="tiny_rgb_array"),
     "env.webshop": dict(use_small=True, human_goals=False),
 }
@@ -191,7 +191,7 @@ def test_config_package_needs_neither_torch_nor_ray() -> None:
         "except ValueError: pass\n"
         "print(sorted({'torch', 'ray', 'transformers', 'vllm'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True,
                           cwd=Path(__file__).resolve().parents[2])
     assert done.stdout.strip() == "[]"
 

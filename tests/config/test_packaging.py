@@ -33,7 +33,7 @@ def setup_env(tmp_path: Path, monkeypatch) -> ModuleType:
 def test_the_wheel_holds_every_tracked_file_of_the_packages(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "-z", *PACKAGES, "setup.py", "pyproject.toml", "README.md", "LICENSE",
                              "requirements.txt", "requirements"],
-                            cwd=ROOT, capture_output=True, timeout=60, check=False)
+                            cwd=ROOT, capture_output=True, timeout=300, check=False)
     names = [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
     if not names:
         pytest.skip("not a git checkout")

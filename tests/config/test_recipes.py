@@ -96,7 +96,7 @@ def command(tmp_path: Path, script: str, *arguments: str, gpus: int = 0, **envir
     for tool in tools.iterdir():
         tool.chmod(0o755)
     subprocess.run(
-        ["bash", str(ROOT / "examples" / script), *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=60,
+        ["bash", str(ROOT / "examples" / script), *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=300,
         check=True, capture_output=True,
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "RECORD": str(tmp_path),
              "VIRTUAL_ENV": "any", **environment},

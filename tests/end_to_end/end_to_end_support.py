@@ -110,7 +110,7 @@ class Run:
         lines = metrics.read_text().splitlines(keepends=True) if metrics.is_file() else []
         return any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n"))
 
-    def end(self, seconds: float = 120) -> int:
+    def end(self, seconds: float = 240) -> int:
         """Wait for the end; returns the exit code."""
         return self.process.wait(timeout=seconds)
 

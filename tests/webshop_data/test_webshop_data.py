@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_written_is_not_tried_again_and_goes_on_later(serv
         "except ValueError as error: print(error)"
     )
     arguments = [sys.executable, "-c", code, served.url + name, str(tmp_path / name)]
-    found = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert "cannot be written ([Errno 27] File too large)" in found.stdout, found.stderr
     assert len(served.requests) == 1
     download(served.url + name, tmp_path / name)
