@@ -17,7 +17,7 @@ from verl.workers.rollout.base import SamplingSettings
 from verl.workers.rollout.factory import build_rollout_engine, import_engine
 from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
 from verl.workers.rollout.settings import EngineSettings, check_requests, engine_settings, sampling_settings
-from verl.workers.rollout.vllm_rollout import _prepare_environment, import_vllm
+from verl.workers.rollout.vllm_environment import import_vllm, prepare_environment
 
 
 def test_lengths_default_to_prompt_plus_response() -> None:
@@ -171,9 +171,9 @@ def test_what_an_engine_on_cuda_finds_in_the_environment(tmp_path, dtype: torch.
     with patch.dict(os.environ):
         for name in ("TRITON_F32_DEFAULT", "VLLM_USE_FLASHINFER_SAMPLER", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             os.environ.pop(name, None)
-        _prepare_environment(settings)
+        prepare_environment(settings)
         assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
         assert os.environ.get("TRITON_F32_DEFAULT") == ("ieee" if dtype == torch.float32 else None)
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         with pytest.raises(ValueError, match="rollout.free_cache_engine=True"):
-            _prepare_environment(settings)
+            prepare_environment(settings)

@@ -29,7 +29,8 @@ def import_engine(name: str, device: str) -> type[RolloutEngine]:
         from verl.workers.rollout.hf_rollout import HFRollout
 
         return HFRollout
-    from verl.workers.rollout.vllm_rollout import VLLMRollout, import_vllm
+    from verl.workers.rollout.vllm_environment import import_vllm
+    from verl.workers.rollout.vllm_rollout import VLLMRollout
 
     try:
         import_vllm(device)
