@@ -54,6 +54,7 @@ from verl.utils.fsdp_utils import (
     create_device_mesh,
     decoder_layers,
     ensure_process_group,
+    parameters_to_keep_gathered,
     shard_model,
 )
 from verl.workers.actor import DataParallelPPOActor
@@ -144,7 +145,10 @@ class Bench:
         self.world = dist.get_world_size()
         half = torch.bfloat16 if self.device.type == "cuda" else None
         self.sharding = ShardingOptions(half, torch.float32 if half else None, args.reshard_after_forward)
-        self.sharding = dataclasses.replace(self.sharding, whole_below=args.whole_below)
+        gathered_below = parameters_to_keep_gathered(args.device, torch.bfloat16) if args.keep_gathered else 0
+        self.sharding = dataclasses.replace(
+            self.sharding, whole_below=args.whole_below, gathered_below=gathered_below
+        )
         self.costs = StepCosts(self.device)  # of all updates of a row together
         self.occupied = torch.empty(int(args.occupied_gib * 2**30), dtype=torch.uint8, device=self.device)
 
@@ -306,7 +310,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
     parser.add_argument("--micro-rows", type=int, help="rows of a micro-batch instead")
-    parser.add_argument("--reshard-after-forward", action="store_true", help="as the key of fsdp_config has it")
+    parser.add_argument("--reshard-after-forward", action="store_true", help="free weights after the forward")
+    parser.add_argument("--keep-gathered", action="store_true", help="… unless the model is small, as runs do")
     parser.add_argument("--whole-below", type=int, default=SMALL_MODEL, help="0 makes every layer a unit of FSDP")
     parser.add_argument("--occupied-gib", type=float, default=0.0, help="memory that something else holds")
     parser.add_argument("--fixed-segments", action="store_true", help="no segments that grow")

@@ -22,6 +22,8 @@ from verl.utils.fsdp_utils import (
     create_device_mesh,
     decoder_layers,
     ensure_process_group,
+    gathered_bytes,
+    parameters_to_keep_gathered,
 )
 from verl.workers.actor import DataParallelPPOActor
 
@@ -36,9 +38,13 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def _actor(path: str, precision: str, reshard_after_forward: bool, whole_below: int = 0) -> DataParallelPPOActor:
+def _actor(
+    path: str, precision: str, reshard_after_forward: bool, whole_below: int = 0, gathered_below: int = 0
+) -> DataParallelPPOActor:
     mesh = create_device_mesh(dist.get_world_size(), -1, "cpu")
-    options = ShardingOptions(*PRECISIONS[precision], reshard_after_forward, whole_below=whole_below)
+    options = ShardingOptions(
+        *PRECISIONS[precision], reshard_after_forward, whole_below=whole_below, gathered_below=gathered_below
+    )
     module = build_model(ModelSpec(path, seed=7), mesh, options)
     config = actor_config(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=2, grad_clip=1.0)
     return DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.05), response_length=32)
@@ -66,6 +72,12 @@ def _differing_whole(path: str, precision: str) -> list[str]:
     return [name for name, tensor in layers.items() if not torch.equal(tensor, whole[name])]
 
 
+def _differing_kept(path: str, precision: str) -> list[str]:
+    """Names of weights that differ between a model small enough to stay gathered and one that is not."""
+    freed, kept = (_weights(_actor(path, precision, True, 0, below)) for below in (0, SMALL_MODEL))
+    return [name for name, tensor in freed.items() if not torch.equal(tensor, kept[name])]
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_one_unit_gets_the_same_weights_to_the_bit(model_path: str, precision: str) -> None:
     assert _differing_whole(model_path, precision) == []
@@ -87,11 +99,11 @@ def test_one_rank_gets_the_same_weights_to_the_bit(
 
 
 def test_two_ranks_get_the_same_weights_to_the_bit(model_path: str) -> None:
-    assert run_ranks(_both, 2, model_path, "bfloat16") == [([], []), ([], [])]
+    assert run_ranks(_all_ways, 2, model_path, "bfloat16") == [([], [], [])] * 2
 
 
-def _both(path: str, precision: str) -> tuple[list[str], list[str]]:
-    return _differing(path, precision, False), _differing_whole(path, precision)
+def _all_ways(path: str, precision: str) -> tuple[list[str], list[str], list[str]]:
+    return _differing(path, precision, False), _differing_whole(path, precision), _differing_kept(path, precision)
 
 
 def _count_calls(module: nn.Module, call: Callable[[], object]) -> tuple[int, int]:
@@ -111,8 +123,29 @@ def _count_calls(module: nn.Module, call: Callable[[], object]) -> tuple[int, in
     return gathered, sum(entry.count for entry in profiler.key_averages() if entry.key == name)
 
 
-def test_one_rank_gathers_and_reduces_once_a_step(model_path: str) -> None:
-    actor = _actor(model_path, "bfloat16", reshard_after_forward=False)
+@pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"gathered_below": SMALL_MODEL}])
+def test_one_rank_gathers_and_reduces_once_a_step(model_path: str, options: dict[str, int]) -> None:
+    actor = _actor(model_path, "bfloat16", **{"reshard_after_forward": True} | options)
     assert _count_calls(actor.actor_module, lambda: _weights(actor)) == (STEPS, STEPS)
     group = decoder_layers(actor.actor_module)[0]._get_fsdp_state()._fsdp_param_group
     assert not group.is_unsharded and group.reduce_grads and group.reshard_after_backward
+
+
+def test_log_probabilities_of_a_small_model_gather_once(model_path: str) -> None:
+    actor = _actor(model_path, "bfloat16", True, gathered_below=SMALL_MODEL)
+    assert _count_calls(actor.actor_module, lambda: actor.compute_log_prob(random_rows(ROWS)))[0] == 1
+    assert not decoder_layers(actor.actor_module)[0]._get_fsdp_state()._fsdp_param_group.is_unsharded
+
+
+def test_only_a_model_that_is_small_for_its_device_stays_gathered(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _actor(model_path, "bfloat16", True).actor_module
+    count = count_parameters(module)
+    for below, kept in ((count, 0), (count + 1, 2 * count)):
+        module = _actor(model_path, "bfloat16", True, gathered_below=below).actor_module
+        assert gathered_bytes(module) == kept
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100 * 10**9))
+    assert parameters_to_keep_gathered("cuda", torch.bfloat16) == 2 * 10**9
+    assert parameters_to_keep_gathered("cuda", torch.float32) == 10**9
+    assert parameters_to_keep_gathered("cpu", torch.bfloat16) == 0

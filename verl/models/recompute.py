@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from verl.utils.fsdp_utils import decoder_layers
+from verl.utils.fsdp_utils import decoder_layers, gathered_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Opti
         return sum(layer.gradient_checkpointing for layer in layers)
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free -= sum(map(_local_bytes, model.parameters()))  # gradients
+    free -= sum(map(_local_bytes, model.parameters())) + gathered_bytes(model)  # gradients, weights
     free -= optimizer_bytes_to_come(optimizer) if optimizer is not None else 0
     count = layers_to_recompute(len(layers), tokens * activation_bytes_per_token(model), free)
     agreed = torch.tensor(count, device=device)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
-from verl.utils.fsdp_utils import SMALL_MODEL, ShardingOptions, to_torch_dtype
+from verl.utils.fsdp_utils import SMALL_MODEL, ShardingOptions, parameters_to_keep_gathered, to_torch_dtype
 from verl.utils.lr_schedule import (
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,
@@ -43,6 +43,7 @@ def sharding_options(fsdp: Any, device: str, compile_layers: bool = False) -> Sh
         cpu_offload=bool(getattr(fsdp, "offload_policy", False)) and device == "cuda",
         compile_layers=compile_layers and device == "cuda",
         whole_below=SMALL_MODEL,
+        gathered_below=parameters_to_keep_gathered(device, param_dtype),
     )
 
 
