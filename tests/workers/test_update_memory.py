@@ -97,10 +97,14 @@ def test_ranks_share_the_cores_for_building_kernels(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
 ) -> None:
     from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
 
+    started: list[int | None] = []
+    monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: started.append(config.compile_threads))
     monkeypatch.setattr(torch._utils, "cpu_count", lambda: 16)
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", variable)
     with config.patch(compile_threads=1):  # as importing vLLM leaves it
         assert share_compile_threads(2) == config.compile_threads == expected
+    assert started == [expected]
