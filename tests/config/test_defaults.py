@@ -123,7 +123,7 @@ DEFAULTS = {
     "env.resources_per_worker": dict(num_cpus=0.1, num_gpus=0),
     "env.rollout": dict(n=1),
     "env.alfworld": dict(eval_dataset="eval_in_distribution"),
-    "env.search": dict(log_requests=False, search_url="http://127.0.0.1:8000/retrieve", topk=3, timeout=300),
+    "env.search": dict(log_requests=False, search_url="http://127.0.0.1:8000/retrieve", topk=3, timeout=60),
     "env.sokoban": dict(dim_room=[6, 6], num_boxes=1, search_depth=30, mode="tiny_rgb_array"),
     "env.webshop": dict(use_small=True, human_goals=False),
 }
