@@ -306,7 +306,11 @@ def test_settings_without_effect_are_said_once_with_what_replaces_them() -> None
     lines = notices(default_config("data.return_raw_chat=true", "actor_rollout_ref.model.use_remove_padding=true"))
     assert lines == ["Settings without effect here: data.return_raw_chat (the chat is always kept); "
                      "actor_rollout_ref.model.use_remove_padding (rows are always packed)"]
-    known = set(known_keys()) | {"actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend"}
+    swap = "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space"
+    assert notices(default_config(f"{swap}=4")) == [
+        f"Settings without effect here: {swap} (vLLM swaps nothing to host memory any more)"
+    ]
+    known = set(known_keys()) | {swap, "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend"}
     assert set(NO_EFFECT) <= known
 
 

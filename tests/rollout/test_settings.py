@@ -60,6 +60,12 @@ def test_hf_engine_runs_on_one_rank(tmp_path) -> None:
         HFRollout(tiny.settings(tiny.save_config(tmp_path), tensor_parallel_size=2))
 
 
+def test_engine_arguments_of_vllm_are_passed_on_and_swap_space_that_it_has_no_more_is_not() -> None:
+    given = SimpleNamespace(vllm={"swap_space": 4, "block_size": 32, "seed": None})
+    settings = engine_settings(tiny.rollout_config(engine_kwargs=given), "model", device="cpu")
+    assert settings.engine_kwargs == {"block_size": 32}
+
+
 def geometry(**changes: int) -> Qwen2Config:
     return Qwen2Config(
         **{"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, **changes}

@@ -56,6 +56,7 @@ NO_EFFECT: dict[str, str] = {
     "actor_rollout_ref.rollout.use_fire_sampling": "use temperature",
     "actor_rollout_ref.rollout.load_format": "weights come from the trainer",
     "actor_rollout_ref.rollout.layered_summon": "weights are streamed in buckets, never gathered whole",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": "vLLM swaps nothing to host memory any more",
     "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend": "engines are vllm and hf",
     "actor_rollout_ref.rollout.multi_turn.enable": "every rollout is multi-turn; use env.max_steps",
     "actor_rollout_ref.rollout.multi_turn.max_turns": "use env.max_steps",

@@ -131,7 +131,11 @@ def engine_settings(
         trust_remote_code=trust_remote_code,
         seed=seed,
         hf_overrides=dict(hf_overrides or {}),
-        engine_kwargs={key: value for key, value in rollout.engine_kwargs.vllm.items() if value is not None},
+        engine_kwargs={
+            key: value
+            for key, value in rollout.engine_kwargs.vllm.items()
+            if value is not None and key != "swap_space"  # which vLLM has no more; old scripts set it
+        },
     )
 
 
