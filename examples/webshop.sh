@@ -8,7 +8,12 @@
 set -euo pipefail
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# GPUs of this machine, cut down by CUDA_VISIBLE_DEVICES.
 gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)
+if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+    chosen=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cvE '^ *(-1)? *$' || true)
+    gpus=$((chosen < gpus ? chosen : gpus))
+fi
 ranks=$((gpus < 2 ? gpus : 2))
 data_dir=$HOME/data/verl-agent
 

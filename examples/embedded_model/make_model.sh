@@ -23,12 +23,13 @@ play() {   # play FILE EPISODES SEED CATALOGUES
 
 lesson() { # lesson NAME START STEPS BATCH LR [OVERRIDES...]: train on NAME.parquet from START, write the model to NAME
     "$PYTHON" -m verl.trainer.fsdp_sft_trainer \
-        data.train_files="$WORK/$1.parquet" data.val_files="$WORK/held_out.parquet" \
+        "data.train_files='$WORK/$1.parquet'" "data.val_files='$WORK/held_out.parquet'" \
         data.apply_chat_template=true data.max_length=1536 data.train_batch_size="$4" data.max_token_len_per_gpu="$TOKENS" \
-        model.path="$2" model.fsdp_config.model_dtype=bf16 \
+        "model.path='$2'" model.fsdp_config.model_dtype=bf16 \
         optim.lr="$5" optim.warmup_steps_ratio=0.03 \
         trainer.total_training_steps="$3" trainer.total_epochs=1000 trainer.log_freq=50 \
-        trainer.default_local_dir="$WORK/$1" trainer.export_dir="$WORK/$1/huggingface" trainer.export_dtype=float32 \
+        "trainer.default_local_dir='$WORK/$1'" "trainer.export_dir='$WORK/$1/huggingface'" \
+        trainer.export_dtype=float32 \
         "${@:6}"
 }
 

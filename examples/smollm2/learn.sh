@@ -21,7 +21,7 @@ WORK=${WORK:-outputs/smollm2}
 MODEL=${MODEL:-$WORK/start}                # from make_start.sh
 RUN=$WORK/${ALGO}_seed$SEED                # checkpoints, metrics.jsonl, validation/
 CPUS=${CPUS:-16}                           # for Ray
-short=/tmp/smol_$ALGO$SEED                 # Ray's sockets lie below it, and their paths must be short
+short=/tmp/smol_$UID$ALGO$SEED             # Ray's sockets lie below it, and their paths must be short
 CACHE=${CACHE:-$short/compile}             # its own, as runs that start together write the same files; share a warm one
 
 case $ALGO in
@@ -43,8 +43,8 @@ exec "$PYTHON" -m verl.trainer.main_ppo \
     "${estimator[@]}" \
     algorithm.gamma=0.95 \
     algorithm.use_kl_in_reward=False \
-    data.train_files="$RUN/data/text/train.parquet" \
-    data.val_files="$RUN/data/text/test.parquet" \
+    "data.train_files='$RUN/data/text/train.parquet'" \
+    "data.val_files='$RUN/data/text/test.parquet'" \
     data.train_batch_size=16 \
     data.val_batch_size=256 \
     data.max_prompt_length=2560 \
@@ -52,7 +52,7 @@ exec "$PYTHON" -m verl.trainer.main_ppo \
     data.truncation=shorten_history \
     data.dataloader_num_workers=0 \
     data.seed="$((SEED + 1))" \
-    actor_rollout_ref.model.path="$MODEL" \
+    "actor_rollout_ref.model.path='$MODEL'" \
     actor_rollout_ref.model.enable_gradient_checkpointing=True \
     actor_rollout_ref.actor.optim.lr=2e-5 \
     actor_rollout_ref.actor.ppo_mini_batch_size=256 \
@@ -84,8 +84,8 @@ exec "$PYTHON" -m verl.trainer.main_ppo \
     "trainer.logger=[console]" \
     trainer.project_name=smollm2_webshop \
     trainer.experiment_name="${ALGO}_seed$SEED" \
-    trainer.default_local_dir="$RUN" \
-    trainer.compile_cache_dir="$CACHE" \
+    "trainer.default_local_dir='$RUN'" \
+    "trainer.compile_cache_dir='$CACHE'" \
     trainer.nnodes=1 \
     trainer.n_gpus_per_node=1 \
     trainer.total_training_steps="$STEPS" \

@@ -38,11 +38,11 @@ if ((GPUS > 1)); then
     launch=("$PYTHON" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$GPUS")
 fi
 "${launch[@]}" -m verl.trainer.fsdp_sft_trainer \
-    data.train_files="$WORK/demonstrations.parquet" data.val_files="$WORK/held_out.parquet" \
+    "data.train_files='$WORK/demonstrations.parquet'" "data.val_files='$WORK/held_out.parquet'" \
     data.apply_chat_template=true data.max_length=2560 data.truncation=left \
     data.train_batch_size=128 data.max_token_len_per_gpu=32768 \
-    model.path="$WORK/base" model.fsdp_config.model_dtype=bf16 \
+    "model.path='$WORK/base'" model.fsdp_config.model_dtype=bf16 \
     optim.lr=5e-4 optim.warmup_steps_ratio=0.05 \
     trainer.total_training_steps="$STEPS" trainer.total_epochs=1000 trainer.log_freq=10 trainer.save_freq=0 \
-    trainer.default_local_dir="$WORK/start_run" trainer.export_dir="$WORK/start" trainer.export_dtype=float32 "$@"
+    "trainer.default_local_dir='$WORK/start_run'" "trainer.export_dir='$WORK/start'" trainer.export_dtype=float32 "$@"
 echo "the model is in $WORK/start"

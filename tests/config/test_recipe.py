@@ -59,10 +59,11 @@ def run_script(tmp_path: Path, *arguments: str, gpus: int = 0, **environment: st
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}", encoding="utf-8")
     chosen = [] if gpus else [f"actor_rollout_ref.model.path={model}"]
+    inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run(
         ["bash", str(ROOT / SCRIPT), *arguments, *chosen, "explain=true"], capture_output=True, text=True, timeout=120,
         check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
+        env={**inherited, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
              "VIRTUAL_ENV": sys.prefix, **environment},
     )
 
@@ -107,6 +108,15 @@ def test_one_gpu_is_enough(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     values = explained(done)
     assert values["trainer.n_gpus_per_node"] == values["actor_rollout_ref.rollout.tensor_model_parallel_size"] == "1"
+
+
+@pytest.mark.parametrize(("visible", "ranks"), [("3", "1"), ("0,1,5", "2"), ("1,", "1"), ("", None), ("-1", None)])
+def test_only_visible_gpus_count(tmp_path: Path, visible: str, ranks: str | None) -> None:
+    done = run_script(tmp_path, "trainer.device=cpu", gpus=8, CUDA_VISIBLE_DEVICES=visible)
+    assert done.returncode == 0, done.stderr
+    assert ("no GPU found" in done.stdout) == (ranks is None)
+    if ranks is not None:
+        assert explained(done)["trainer.n_gpus_per_node"] == ranks
 
 
 def test_without_a_gpu_the_embedded_preset_runs_and_says_so(tmp_path: Path) -> None:

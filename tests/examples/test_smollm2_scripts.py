@@ -12,15 +12,18 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "pkg://agent_system.environments.env_package.webshop/embedded_model"
 
 
+def _environment(work: Path, **more: str) -> dict[str, str]:
+    return {
+        **os.environ, "PYTHON": sys.executable, "SEED": "3", "WORK": str(work), "MODEL": MODEL, "PYTHONPATH": str(ROOT),
+        "HOME": str(work), **more,
+    }  # fmt: skip
+
+
 def _values(tmp_path: Path, algorithm: str) -> dict[str, str]:
     """Key and value of every setting, as ``explain=true`` prints them."""
-    environment = {
-        "PYTHON": sys.executable, "ALGO": algorithm, "SEED": "3", "WORK": str(tmp_path), "MODEL": MODEL,
-        "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
-    }  # fmt: skip
     done = subprocess.run(
         ["bash", str(ROOT / "examples/smollm2/learn.sh"), "explain=true", "trainer.device=cpu"],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False,
+        env=_environment(tmp_path, ALGO=algorithm), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     words = (line.split() for line in done.stdout.splitlines())
@@ -34,6 +37,19 @@ def test_gigpo_and_grpo_differ_in_the_estimator_alone(tmp_path: Path) -> None:
     assert differing.pop("algorithm.norm_adv_by_std_in_grpo") == ("true", "false")  # read by GRPO alone
     assert differing.pop("trainer.experiment_name") == ("gigpo_seed3", "grpo_seed3")
     for first, second in differing.values():  # what is left are folders
-        assert first.replace("gigpo_seed3", "grpo_seed3").replace("smol_gigpo3", "smol_grpo3") == second
+        assert first.replace("gigpo_seed3", "grpo_seed3").replace("gigpo3", "grpo3") == second
     assert (gigpo["algorithm.gigpo.mode"], gigpo["algorithm.gigpo.step_advantage_w"]) == ("mean_norm", "1")
     assert (gigpo["env.seed"], gigpo["actor_rollout_ref.rollout.seed"], gigpo["data.seed"]) == ("3", "3", "4")
+
+
+def test_runs_side_by_side_are_reported_each_and_failures_counted(tmp_path: Path) -> None:
+    work = tmp_path / "a folder (1) of runs"
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples/smollm2/compare.sh"), "explain=true", "trainer.device=cpu"],
+        env=_environment(work, ALGOS="gigpo chess", SEEDS="3", GPUS="0"), capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "gigpo_seed3 ended, 0 lines of metrics" in done.stdout
+    assert "chess_seed3 failed with exit code 2" in done.stdout and "ALGO=chess has to be gigpo or grpo" in done.stdout
+    assert f"{work}/gigpo_seed3" in (work / "gigpo_seed3.log").read_text()
