@@ -2,7 +2,7 @@
 
 ``RayPPOTrainer.fit`` is one training step on one screen: roll out, returns, reward, log-probabilities, advantages,
 update, log. What a phase does lies in the module its name says: rows over ranks in ``batching``, estimators in
-``advantage``, validation in ``validation``, files in ``trainer_checkpoint``.
+``advantage``, validation in ``validation``, saving and resuming in ``checkpointed_trainer``.
 """
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from verl.trainer.ppo.advantage import (
     compute_response_mask,
 )
 from verl.trainer.ppo.batching import arrange_rows, balance_metrics, concat_rows, row_lengths, without_filler
+from verl.trainer.ppo.checkpointed_trainer import CheckpointedTrainer
 from verl.trainer.ppo.core_algos import get_kl_controller
 from verl.trainer.ppo.dataloaders import create_dataloaders
 from verl.trainer.ppo.metric_utils import (
@@ -37,7 +38,7 @@ from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollo
 from verl.trainer.ppo.scoring import score_rows
 from verl.trainer.ppo.termination import TerminationGuard, end_all
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
-from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
+from verl.trainer.ppo.trainer_checkpoint import TrainerState
 from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
 from verl.utils.tracking import Tracking
 
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 
-class RayPPOTrainer:
+class RayPPOTrainer(CheckpointedTrainer):
     """Owns the worker groups, the environments and the loop.
 
     Args:
@@ -351,64 +352,7 @@ class RayPPOTrainer:
         for report in self.actor_rollout_wg.probe()[:1]:
             logger.info("engine against trainer log-probabilities: %s", report)
 
-    def _split_digest(self) -> str | None:
-        """Names the split of the tasks into training and validation; None for environments that have none."""
-        return getattr(self.envs, "split_digest", None) or None
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _trainer_state(self, step: int) -> TrainerState:
-        tracker = getattr(self, "tracker", None)
-        return TrainerState(
-            global_step=step,
-            dataloader=self.train_dataloader.state_dict(),
-            environments={"train": self.envs.state_dict()} if hasattr(self.envs, "state_dict") else {},
-            kl_controller=self.kl_ctrl_in_reward.state_dict() if self.kl_ctrl_in_reward is not None else None,
-            collector=self.traj_collector.state_dict(),
-            tracker=tracker.state_dict() if tracker is not None else {},
-            split_digest=self._split_digest(),
-        )
-
-    def _save_checkpoint(self, state: TrainerState) -> None:
-        trainer = self.config.trainer
-        folder = CheckpointFolder(self.checkpoint_root, state.global_step)
-        try:
-            self.actor_rollout_wg.save_checkpoint(folder.path("actor"), None, state.global_step, None)
-            if self.critic_wg is not None:
-                self.critic_wg.save_checkpoint(folder.path("critic"), None, state.global_step, None)
-            folder.save_state(state)
-        except BaseException:
-            folder.discard()
-            raise
-        folder.commit(keep=trainer.max_actor_ckpt_to_keep)
-
-    def _load_checkpoint(self) -> None:
-        trainer = self.config.trainer
-        self._tracker_state: dict[str, Any] = {}
-        folder = find_checkpoint(trainer.resume_mode, trainer.resume_from_path, self.checkpoint_root)
-        if folder is None:
-            return
-        state = load_state(folder)
-        if state.split_digest not in (None, self._split_digest()):
-            logger.warning(
-                "the checkpoint was made on the task split %s, this run has %s: scores before and after do not compare",
-                state.split_digest,
-                self._split_digest(),
-            )
-        self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), None, trainer.del_local_ckpt_after_load)
-        if self.critic_wg is not None:
-            self.critic_wg.load_checkpoint(str(folder / "critic"), None, trainer.del_local_ckpt_after_load)
-        if state.dataloader is not None:
-            self.train_dataloader.load_state_dict(state.dataloader)
-        if "train" in state.environments:
-            self.envs.load_state_dict(state.environments["train"])
-        if state.collector:
-            self.traj_collector.load_state_dict(state.collector)
-        if self.kl_ctrl_in_reward is not None and state.kl_controller is not None:
-            self.kl_ctrl_in_reward.load_state_dict(state.kl_controller)
-        self._tracker_state = state.tracker
-        self.global_steps = state.global_step
-        logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)
+    # ------------------------------------------------------------------ the end
 
     def shutdown(self) -> None:
         """End the environments and the ranks; safe to call at any point of the set-up."""

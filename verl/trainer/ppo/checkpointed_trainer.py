@@ -1,0 +1,96 @@
+"""Saving a training run and going on with it: the driver's state beside the files of the ranks."""
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from agent_system.multi_turn_rollout import TrajectoryCollector
+from verl.single_controller.ray import RayWorkerGroup
+from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.ppo.kl import KLController
+from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
+from verl.utils.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointedTrainer:
+    """A trainer that a checkpoint can be made of, and that can start from one.
+
+    Attributes:
+        config, checkpoint_root: where checkpoints go, how many stay and which one is resumed.
+        global_steps, total_training_steps: how far the run is, and how far it is to go.
+        actor_rollout_wg, critic_wg: ranks that write and read files of their own.
+        train_dataloader, envs, traj_collector, kl_ctrl_in_reward, tracker: what else goes on where it stood:
+            environments that have a state, the controller where the reward has a KL penalty, the tracker of ``fit``.
+    """
+
+    config: PPOTrainerConfig
+    checkpoint_root: Path
+    global_steps: int
+    total_training_steps: int
+    actor_rollout_wg: RayWorkerGroup
+    critic_wg: RayWorkerGroup | None
+    train_dataloader: Any
+    envs: Any
+    traj_collector: TrajectoryCollector
+    kl_ctrl_in_reward: KLController | None
+    tracker: Tracking
+
+    def _split_digest(self) -> str | None:
+        """Names the split of the tasks into training and validation; None for environments that have none."""
+        return getattr(self.envs, "split_digest", None) or None
+
+    def _trainer_state(self, step: int) -> TrainerState:
+        tracker = getattr(self, "tracker", None)
+        return TrainerState(
+            global_step=step,
+            dataloader=self.train_dataloader.state_dict(),
+            environments={"train": self.envs.state_dict()} if hasattr(self.envs, "state_dict") else {},
+            kl_controller=self.kl_ctrl_in_reward.state_dict() if self.kl_ctrl_in_reward is not None else None,
+            collector=self.traj_collector.state_dict(),
+            tracker=tracker.state_dict() if tracker is not None else {},
+            split_digest=self._split_digest(),
+        )
+
+    def _save_checkpoint(self, state: TrainerState) -> None:
+        trainer = self.config.trainer
+        folder = CheckpointFolder(self.checkpoint_root, state.global_step)
+        try:
+            self.actor_rollout_wg.save_checkpoint(folder.path("actor"), None, state.global_step, None)
+            if self.critic_wg is not None:
+                self.critic_wg.save_checkpoint(folder.path("critic"), None, state.global_step, None)
+            folder.save_state(state)
+        except BaseException:
+            folder.discard()
+            raise
+        folder.commit(keep=trainer.max_actor_ckpt_to_keep)
+
+    def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        self._tracker_state: dict[str, Any] = {}
+        folder = find_checkpoint(trainer.resume_mode, trainer.resume_from_path, self.checkpoint_root)
+        if folder is None:
+            return
+        state = load_state(folder)
+        if state.split_digest not in (None, self._split_digest()):
+            logger.warning(
+                "the checkpoint was made on the task split %s, this run has %s: scores before and after do not compare",
+                state.split_digest,
+                self._split_digest(),
+            )
+        self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), None, trainer.del_local_ckpt_after_load)
+        if self.critic_wg is not None:
+            self.critic_wg.load_checkpoint(str(folder / "critic"), None, trainer.del_local_ckpt_after_load)
+        if state.dataloader is not None:
+            self.train_dataloader.load_state_dict(state.dataloader)
+        if "train" in state.environments:
+            self.envs.load_state_dict(state.environments["train"])
+        if state.collector:
+            self.traj_collector.load_state_dict(state.collector)
+        if self.kl_ctrl_in_reward is not None and state.kl_controller is not None:
+            self.kl_ctrl_in_reward.load_state_dict(state.kl_controller)
+        self._tracker_state = state.tracker
+        self.global_steps = state.global_step
+        logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)
