@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.config import default_config
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, create_worker_groups, worker_env_vars
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, start_ranks, worker_env_vars
 
 
 def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypatch) -> None:
@@ -29,9 +29,10 @@ def test_the_critic_knows_the_response_length_its_loss_may_be_scaled_by(monkeypa
     monkeypatch.setattr(resources, "RayWorkerGroup", lambda **arguments: group)
     config = default_config("preset=embedded", "data.max_response_length=33")
     pools = ResourcePoolManager({"pool": [2]}, {role: "pool" for role in Role}, use_gpu=False)
-    groups = create_worker_groups(config, {Role.ActorRollout: "actor", Role.Critic: "critic"}, pools, use_critic=True)
-    assert groups.critic == "critic" and built["critic"]["response_length"] == 33
+    ranks = start_ranks(config, {Role.ActorRollout: "actor", Role.Critic: "critic"}, pools, use_critic=True)
+    assert ranks.groups().critic == "critic" and built["critic"]["response_length"] == 33
     assert built["critic"]["device"] == built["actor"]["device"] == "cpu"
+    ranks.wait()
     assert sent == ["warm_up", "waited"]
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.workers.test_reward_model import as_they_are, placed, save_judge, scores_one_by_one
 from tests.workers.tiny import embedded_config, random_rows, save_tiny_model, save_tiny_tokenizer
 from verl.protocol import DataProto
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, WorkerGroups, create_worker_groups
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, WorkerGroups, start_ranks
 from verl.trainer.ppo.scoring import reward_model_scores
 from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
@@ -50,7 +50,9 @@ def groups(judge: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
     }
     pools = ResourcePoolManager({"pool": [2]}, {role: "pool" for role in workers}, use_gpu=False)
     mapping = {role: ray.remote(worker) for role, worker in workers.items()}
-    made = create_worker_groups(config, mapping, pools, use_critic=True)
+    ranks = start_ranks(config, mapping, pools, use_critic=True)
+    made = ranks.groups()
+    ranks.wait(timeout=300)
     made.critic.init_model(10)
     made.reward_model.init_model(10)
     made.actor_rollout.init_model(10)

@@ -176,19 +176,6 @@ def start_ranks(
     return StartingRanks(root, tuple(classes), root.execute_all_async("warm_up"))
 
 
-def create_worker_groups(
-    config: PPOTrainerConfig,
-    role_worker_mapping: dict[Role, Any],
-    pools: ResourcePoolManager,
-    use_critic: bool,
-) -> WorkerGroups:
-    """As :func:`start_ranks`, and wait for them: a facade for each role, models not yet loaded."""
-    ranks = start_ranks(config, role_worker_mapping, pools, use_critic)
-    groups = ranks.groups()
-    ranks.wait()
-    return groups
-
-
 def uses_reference(config: PPOTrainerConfig) -> bool:
     """Whether the run needs log-probabilities of the reference policy."""
     return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
