@@ -1,5 +1,7 @@
-"""Metrics, ports, devices and the object store."""
+"""Metrics, ports, devices, the object store and random generators."""
 
+import pickle
+import random
 import socket
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import ray
 import torch
 
-from verl.utils import device, net_utils
+from verl.utils import device, net_utils, rng
 from verl.utils.metric import reduce_metrics
 from verl.utils.ray_utils import parallel_put
 
@@ -50,3 +52,18 @@ def test_parallel_put_keeps_the_order():
             parallel_put([])
     finally:
         ray.shutdown()
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_random_generators_go_on_as_if_nothing_had_been_drawn():
+    state = pickle.loads(pickle.dumps(rng.get_rng_state()))
+    first = draws()
+    assert draws() != first
+    rng.set_rng_state(state)
+    with pytest.raises(KeyError), rng.preserved_rng():
+        draws()
+        raise KeyError
+    assert draws() == first

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from verl.models.lora import LoraSettings, save_adapter
 from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.hf_export import export_model, full_parameters, save_model_description
-from verl.utils.checkpoint.rng import get_rng_state, set_rng_state
+from verl.utils.rng import get_rng_state, set_rng_state
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from verl.utils.rng import preserved_rng
 from verl.workers.rollout.base import (
     FINISH_LENGTH,
     FINISH_STOP,
@@ -28,7 +29,6 @@ from verl.workers.rollout.base import (
     RolloutResult,
     SamplingSettings,
 )
-from verl.workers.rollout.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings, check_requests
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from verl.workers.rollout.rng import preserved_rng
+from verl.utils.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

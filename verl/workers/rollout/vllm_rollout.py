@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
 
+from verl.utils.rng import preserved_rng
 from verl.workers.rollout.base import (
     FINISH_ABORT,
     FINISH_LENGTH,
@@ -40,7 +41,6 @@ from verl.workers.rollout.base import (
 )
 from verl.workers.rollout.cuda_graphs import graph_sizes
 from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
-from verl.workers.rollout.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings, check_requests
 from verl.workers.rollout.vllm_environment import import_vllm, prepare_environment, restored_environment
 

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from verl.utils.rng import get_rng_state, set_rng_state
 from verl.workers.rollout.base import RolloutEngine, RolloutRequest, SamplingSettings, run_to_completion
-from verl.workers.rollout.rng import rng_state, set_rng_state
 from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class HybridEngine:
         """
         assert not self.rolling_out, "begin_rollout called twice"
         started = time.perf_counter()
-        self._trainer_rng = rng_state()
+        self._trainer_rng = get_rng_state()
         metrics = memory_ledger(self.device, "before_rollout")
         plan = plan_weights(self.module) if self._engine_version != self._version else []
         stream = stream_weights(plan, self.dtype, self.device)

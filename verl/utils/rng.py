@@ -1,8 +1,10 @@
-"""The random state of a process, as one picklable dict."""
+"""The random state of a process: as one picklable dict, and kept across code that draws from it."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,13 @@ import torch
 
 
 def get_rng_state() -> dict[str, Any]:
-    """States of torch (host and, if used, this rank's GPU), numpy and ``random``."""
+    """States of torch (host and, if this process uses one, its GPU), numpy and ``random``."""
     state: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
         "numpy": np.random.get_state(),
         "random": random.getstate(),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
@@ -28,3 +30,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
     random.setstate(state["random"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextlib.contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Restore the generators at the end of the block."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
