@@ -246,6 +246,8 @@ def _identity(settings: EndpointSettings, config: PPOTrainerConfig) -> dict[str,
         "env": config.env.to_dict(),
         "val_kwargs": rollout.val_kwargs.to_dict(),
         "seed": rollout.seed,
+        "send_seed": settings.send_seed,
+        "max_prompt_length": config.data.max_prompt_length,
         "max_response_length": config.data.max_response_length,
         "val_batch_size": config.data.val_batch_size,
     }

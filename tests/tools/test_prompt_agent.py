@@ -267,6 +267,9 @@ def test_episodes_are_counted_written_and_played_once(local_ray, endpoint, tmp_p
     assert len(endpoint.requests) == 20 and again["val/success_rate"] == 0.5
     with pytest.raises(ConfigError, match=r"other settings \(model\)"):
         evaluate(settings_of(endpoint, model="another"), config, 10, tmp_path)
+    with pytest.raises(ConfigError, match=r"other settings \(max_prompt_length, send_seed\)"):
+        shorter = config_of(10, "data.max_prompt_length=500")
+        evaluate(settings_of(endpoint, send_seed=False), shorter, 10, tmp_path)
 
 
 def test_an_evaluation_that_broke_off_goes_on(local_ray, endpoint, tmp_path):
