@@ -238,7 +238,7 @@ def test_the_critic_learns_the_same_on_one_and_two_ranks(model_path: str, two_ra
 
 def test_the_deprecated_micro_batch_size_counts_rows_over_all_ranks(model_path: str) -> None:
     config = actor_config(use_dynamic_bsz=False, ppo_micro_batch_size=4)
-    assert DataParallelPPOActor(config, _module(model_path)).update_plan.split(np.ones(6)) == [[0, 1, 2, 3], [4, 5]]
+    assert DataParallelPPOActor(config, _module(model_path)).update_plan.split(np.ones(6)) == [[0, 2, 4], [1, 3, 5]]
     config = actor_config(use_dynamic_bsz=False)
     with pytest.raises(ValueError, match="actor.ppo_micro_batch_size_per_gpu"):
         DataParallelPPOActor(config, _module(model_path)).update_plan.split(np.ones(6))

@@ -149,3 +149,19 @@ def test_only_a_model_that_is_small_for_its_device_stays_gathered(
     assert parameters_to_keep_gathered("cuda", torch.bfloat16) == 2 * 10**9
     assert parameters_to_keep_gathered("cuda", torch.float32) == 10**9
     assert parameters_to_keep_gathered("cpu", torch.bfloat16) == 0
+
+
+def _host_reads(actor: DataParallelPPOActor, call: str, rows: int) -> int:
+    """How often the host read a value that a device would have to compute first, over ``rows`` in one mini-batch."""
+    data = random_rows(rows)
+    data.batch["mini_batch"] = torch.zeros(rows, dtype=torch.int64)
+    with torch.profiler.profile() as profiler:
+        getattr(actor, call)(data)
+    waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
+    return sum(entry.count for entry in profiler.key_averages() if entry.key in waits)
+
+
+@pytest.mark.parametrize("call", ["update_policy", "compute_log_prob"])
+def test_no_micro_batch_makes_the_host_wait_for_the_device(model_path: str, call: str) -> None:
+    actor = _actor(model_path, "bfloat16", True)
+    assert _host_reads(actor, call, 4) == _host_reads(actor, call, 16)

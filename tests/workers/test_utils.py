@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from verl.models.micro_batches import split_by_rows, split_by_tokens
+from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
 from verl.models.recompute import layers_to_recompute
 from verl.protocol import DataProto
 from verl.utils import torch_functional as F
@@ -132,7 +132,30 @@ def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
     assert split_by_tokens([80, 3], 50) == [[0], [1]]
     assert split_by_tokens([], 50) == []
     assert split_by_rows(5, 2) == [[0, 1], [2, 3], [4]]
-    with pytest.raises(ValueError):
+
+
+def test_groups_of_so_many_rows_are_few_and_of_similar_size() -> None:
+    assert split_evenly([5, 3, 4, 2], 2) == [[0, 3], [1, 2]]
+    assert split_evenly([], 2) == [] and split_evenly([7], 2) == [[0]]
+    rng = np.random.default_rng(0)
+    for count in (1, 31, 32, 33):
+        lengths = rng.integers(400, 1000, count).tolist()
+        groups = split_evenly(lengths, 8)
+        assert sorted(index for group in groups for index in group) == list(range(count))
+        assert len(groups) == -(-count // 8) and max(map(len, groups)) <= 8
+        assert groups == sorted(groups) and all(group == sorted(group) for group in groups)
+    lengths = rng.integers(400, 1000, 32).tolist()
+    sums, neighbours = (
+        [sum(lengths[i] for i in group) for group in groups]
+        for groups in (split_evenly(lengths, 8), split_by_rows(32, 8))
+    )
+    assert max(sums) - min(sums) < 0.1 * sum(sums) / 4 < max(neighbours) - min(neighbours)
+
+
+def test_a_group_has_at_least_one_row() -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        split_evenly([1], 0)
+    with pytest.raises(ValueError, match="must be positive"):
         split_by_tokens([1], 0)
 
 
@@ -184,6 +207,8 @@ def test_only_layers_that_do_not_fit_are_recomputed() -> None:
         ("NVIDIA RTX 6000 Ada Generation", 364.2),
         ("NVIDIA RTX A6000", 154.8),
         ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA RTX A4000", float("inf")),  # no A40
+        ("Ascend 910B3", 354.0),
         ("a CPU", float("inf")),
     ],
 )

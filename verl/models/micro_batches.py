@@ -1,7 +1,8 @@
-"""Cutting rows into micro-batches that fit a token budget."""
+"""Cutting rows into micro-batches that fit a token budget or hold so many rows."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 
@@ -36,3 +37,25 @@ def split_by_rows(count: int, rows: int) -> list[list[int]]:
     if rows <= 0:
         raise ValueError(f"a micro-batch needs at least one row, got {rows}")
     return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
+
+
+def split_evenly(lengths: Sequence[int], rows: int) -> list[list[int]]:
+    """Indices of ``lengths`` in as few groups of at most ``rows`` as there can be, with sums close to each other.
+
+    Ranks wait for each other in every micro-batch, and the largest one decides how much memory all may use: groups of
+    neighbours of a batch in random order would differ. Longest rows first, each into the group with the smallest sum
+    that has room. Groups and their members come out in order of their smallest index.
+
+    >>> split_evenly([5, 3, 4, 2], rows=2)
+    [[0, 3], [1, 2]]
+    """
+    if rows <= 0:
+        raise ValueError(f"a micro-batch needs at least one row, got {rows}")
+    groups: list[list[int]] = [[] for _ in range(-(-len(lengths) // rows))]
+    open_groups = [(0, number) for number in range(len(groups))]  # a heap of (sum, group) of those with room
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        total, number = heapq.heappop(open_groups)
+        groups[number].append(index)
+        if len(groups[number]) < rows:
+            heapq.heappush(open_groups, (total + lengths[index], number))
+    return sorted((sorted(group) for group in groups), key=lambda group: group[0])

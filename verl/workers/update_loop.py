@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from verl.models.micro_batches import split_by_rows, split_by_tokens
+from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
 from verl.models.packing import PackedRows
 from verl.protocol import DataProto
 from verl.workers.rows import RaggedRows
@@ -60,7 +60,7 @@ class MicroBatchPlan:
             return split_by_tokens(lengths.tolist(), self.max_tokens)
         if self.rows is None:
             raise ValueError(f"set {self.key}micro_batch_size_per_gpu, or use_dynamic_bsz=True to fill by tokens")
-        return split_by_rows(len(lengths), self.rows)
+        return split_evenly(lengths.tolist(), self.rows)
 
     def most_tokens(self, lengths: np.ndarray, minis: list[np.ndarray]) -> int:
         """Tokens of the largest micro-batch over the rows of these lengths, cut into these mini-batches."""
