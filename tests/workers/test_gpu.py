@@ -65,11 +65,16 @@ def test_bf16_log_probs_are_near_those_of_float32(model_path: str) -> None:
     assert (exact - mixed).abs().mean() < 0.05
 
 
-@pytest.mark.parametrize("change", [{"compile_layers": True}, {"cpu_offload": True}])
-def test_compiling_and_offloading_change_no_result(model_path: str, change: dict[str, bool]) -> None:
+CHANGES = [{"compile_layers": True}, {"compile_layers": True, "gathered_below": 1 << 31}, {"cpu_offload": True}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_compiling_keeping_and_offloading_change_no_result(model_path: str, change: dict[str, int]) -> None:
     plain, changed = _actor(model_path), _actor(model_path, dataclasses.replace(MIXED, **change), checkpointing=True)
     expected, got = (actor.update_policy(random_rows(16)) for actor in (plain, changed))
     for name, value in expected.items():
+        if name == "perf/recomputed_layers/actor":  # offloaded, the model does not say how much of the GPU is free
+            continue
         assert got[name] == pytest.approx(value, abs=0.02, rel=0.05), name
     theirs = dict(full_parameters(plain.actor_module))
     for name, tensor in full_parameters(changed.actor_module):
