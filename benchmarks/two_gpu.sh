@@ -107,7 +107,8 @@ if [[ -n "$makes_model" ]]; then
 fi
 stage_stock stock_tp2 "$split" "$LIMIT" "$@"
 stage_stock stock_dp2 1 "$LIMIT" "$@"
-stage update 400 "$python" -m torch.distributed.run --standalone --nproc_per_node "$GPUS" \
+stage update 400 "$python" -m torch.distributed.run --standalone --local-addr 127.0.0.1 \
+    --nproc-per-node "$GPUS" \
     -m benchmarks.update_phase "${update[@]}" --out "$work/update.json"
 stage rollout_tp2 400 "$python" -m benchmarks.rollout "${rollout[@]}" --replicas 1 --tensor-parallel "$GPUS"
 stage rollout_dp2 400 "$python" -m benchmarks.rollout "${rollout[@]}" --replicas "$GPUS"
