@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end_support import Run
+from end_to_end_support import ROOT, Run
 
 from verl.trainer.ppo.trainer_checkpoint import TRACKER_FILE, load_state
 
@@ -19,6 +20,7 @@ ENDLESS = [
     "trainer.test_freq=-1",
     "trainer.val_before_train=False",
 ]
+EMBEDDED = ROOT / "agent_system/environments/env_package/webshop/embedded_model"
 MOST_BYTES = 1 << 20  # of a file: less than the shards of a rank, more than its logs
 
 
@@ -94,6 +96,31 @@ def test_a_rank_that_cannot_start_is_named_and_ends_the_run(tmp_path):
         assert run.end() == 1
         assert "The run failed: WorkerDict rank 1 failed in __init__" in last_line(run)
         assert "library.py fails with KeyError: 'a package of this rank'" in last_line(run)
+        assert not run.wait_until_gone()
+
+
+NEVER_READY = """
+import functools, time
+from agent_system.environments.registry import register_environment
+from agent_system.environments.session_host import SessionPool
+
+@register_environment("vast_shop")
+def make_vast_shop(config):
+    pool = SessionPool(functools.partial(time.sleep, 4 * 3600), num_hosts=2, start_limit_s=4 * 3600)
+    pool.wait_until_built()
+"""
+
+
+def test_a_rank_that_cannot_load_ends_a_run_whose_environments_take_hours(tmp_path):
+    library, model = tmp_path / "library.py", tmp_path / "model"
+    library.write_text(NEVER_READY)
+    shutil.copytree(EMBEDDED, model)
+    (model / "model.safetensors").write_bytes(b"not weights")
+    overrides = [f"actor_rollout_ref.model.external_lib={library}", f"actor_rollout_ref.model.path={model}"]
+    with Run(tmp_path, "run", *overrides, "env.env_name=vast_shop", "trainer.n_gpus_per_node=1") as run:
+        assert run.end() == 1, run.output[-3000:]
+        assert "The run failed: actor_rollout rank 0 failed in init_model" in last_line(run), last_line(run)
+        assert str(model) in last_line(run)
         assert not run.wait_until_gone()
 
 

@@ -22,6 +22,8 @@ EXTERNAL = "actor_rollout_ref.model.external_lib"
 class FakeRanks:
     """Ranks that write down what they are asked."""
 
+    warming_up: tuple[()] = ()
+
     def __init__(self, events: list[str]) -> None:
         self.events = events
         self.root = SimpleNamespace(shutdown=lambda **limits: events.append(f"shutdown {limits}"))
@@ -29,15 +31,15 @@ class FakeRanks:
     def groups(self) -> SimpleNamespace:
         return SimpleNamespace(actor_rollout=self, critic=None, reward_model=None, root=self.root)
 
-    def execute_ranks_async(self, ranks: list[int], method: str, steps: int) -> str:
+    def execute_ranks_async(self, ranks: list[int], method: str, steps: int) -> list[Any]:
         self.events.append(f"{method} {ranks} {steps}")
-        return method
+        return []
 
     def wait(self, timeout: float) -> list[dict[str, float]]:
         self.events.append("wait")
         return [{"startup/processes": 5.0}, {"startup/processes": 7.0}]
 
-    def get(self, refs: str, method: str, timeout: float, key: str) -> list[dict[str, float]]:
+    def get(self, refs: list[Any], method: str, timeout: float, key: str) -> list[dict[str, float]]:
         self.events.append(f"get {method} within {key}")
         return [{"startup/model": 1.0}] * 2
 

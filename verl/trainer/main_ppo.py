@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
 from verl.trainer.config.failure import noted
 from verl.trainer.config.machine import visible_gpus
+from verl.trainer.ppo.rank_failure import interrupted_by_failure
 from verl.trainer.ppo.termination import StopSignals, undisturbed
 from verl.trainer.ppo.timing import StartupLedger
 
@@ -92,6 +93,7 @@ class TaskRunner:
         """
         from verl.trainer.ppo.resources import ResourcePoolManager, Role, start_ranks
 
+        limit = config.trainer.start_timeout
         startup = startup or StartupLedger()
         roles = {
             Role.ActorRollout: "verl.workers.fsdp_workers.ActorRolloutRefWorker",
@@ -105,7 +107,7 @@ class TaskRunner:
         )
         ranks = start_ranks(config, roles, pools, config.uses_critic)
         startup.mark("ranks_asked")
-        with _ended_on_failure(ranks):
+        with _ended_on_failure(ranks), interrupted_by_failure(ranks.warming_up, lambda: ranks.wait(limit)):
             trainer = self._build_trainer(
                 config, role_worker_mapping=roles, resource_pool_manager=pools, ranks=ranks, startup=startup
             )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from gigpo.core_gigpo import compute_step_discounted_returns
@@ -32,6 +33,7 @@ from verl.trainer.ppo.metric_utils import (
     compute_throughout_metrics,
     compute_timing_metrics,
 )
+from verl.trainer.ppo.rank_failure import interrupted_by_failure
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, StartingRanks, start_ranks, uses_reference
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
@@ -41,6 +43,11 @@ from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import TrainerState
 from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
 from verl.utils.tracking import Tracking
+
+if TYPE_CHECKING:
+    import ray
+
+    from verl.single_controller.ray import RayWorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +127,11 @@ class RayPPOTrainer(CheckpointedTrainer):
     # ------------------------------------------------------------------ set-up
 
     def init_workers(self) -> None:
-        """Have the ranks load the models, as soon as they have started, and build the environments meanwhile."""
+        """Have the ranks load the models, as soon as they have started, and build the environments meanwhile.
+
+        Raises:
+            WorkerError: a rank failed to start or to load; raised at once, whatever the driver is building.
+        """
         assert self.startup is not None, "ranks start once"
         if self._ranks is None:
             self._ranks = start_ranks(
@@ -131,13 +142,17 @@ class RayPPOTrainer(CheckpointedTrainer):
         self.startup.mark("driver")
         groups = self._ranks.groups()
         self.actor_rollout_wg, self.critic_wg, self.rm_wg = groups.actor_rollout, groups.critic, groups.reward_model
-        ranks, limit = list(range(self.world_size)), self.config.trainer.start_timeout
-        loading = []
+        ranks, loading = list(range(self.world_size)), []
         # the actor last, so that its engine sees what memory the others leave
         for group in filter(None, (self.critic_wg, self.rm_wg, self.actor_rollout_wg)):
             loading.append((group, group.execute_ranks_async(ranks, "init_model", self.total_training_steps)))
-        with self.startup.part("environments"):
+        calls = [*self._ranks.warming_up, *chain.from_iterable(refs for _, refs in loading)]
+        with self.startup.part("environments"), interrupted_by_failure(calls, lambda: self._wait_until_loaded(loading)):
             self.envs, self.val_envs = self._make_envs()
+        self._wait_until_loaded(loading)
+
+    def _wait_until_loaded(self, loading: list[tuple[RayWorkerGroup, list[ray.ObjectRef]]]) -> None:
+        limit = self.config.trainer.start_timeout
         with self.startup.part("waiting_for_ranks"):
             self.startup.add(self._ranks.wait(timeout=limit))
             for group, refs in loading:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from verl.trainer.ppo.rank_failure import FAILURE_SIGNAL
+
 logger = logging.getLogger(__name__)
 
 
@@ -17,14 +19,14 @@ class TerminationRequested(SystemExit):
     """The run was asked to stop; a checkpoint of the last finished step was written, if there is one."""
 
 
-class _Interrupt(BaseException):
-    """Leaves the interruptible part of a step."""
+class _Interrupt(KeyboardInterrupt):
+    """Leaves the interruptible part of a step. Ray's waits end with a ``KeyboardInterrupt`` of their own for it."""
 
 
 def _stems_from_interrupt(error: BaseException | None) -> bool:
     """Whether the interrupt, or something that broke because of it (a call into C that it cut short), was raised."""
     while error is not None:
-        if isinstance(error, _Interrupt):
+        if isinstance(error, KeyboardInterrupt):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -71,7 +73,7 @@ class TerminationGuard:
         try:
             yield
         except BaseException as error:
-            if not _stems_from_interrupt(error):
+            if self.requested is None or not _stems_from_interrupt(error):
                 raise
             logger.info("the running step is dropped")
         finally:
@@ -127,7 +129,7 @@ class StopSignals:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold SIGTERM and Ctrl-C back until the block ends; for imports of C++ extensions.
+    """Hold SIGTERM, Ctrl-C and the failure of a rank back until the block ends; for imports of C++ extensions.
 
     What a handler raises in the middle of torch's import meets C++ code that expects no exception, and the process
     aborts. A second signal ends the process as the system does. Without effect outside the main thread.
@@ -148,13 +150,17 @@ def undisturbed() -> Iterator[None]:
     handlers = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
     for number in handlers:
         signal.signal(number, hold)
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {FAILURE_SIGNAL})
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])
+        try:
+            if held:
+                signal.raise_signal(held[0])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
 
 def end_all(owner: object, parts: Mapping[str, str]) -> None:
