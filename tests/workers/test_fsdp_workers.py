@@ -13,10 +13,32 @@ import torch
 from tests.workers.test_reward_model import as_they_are, placed, save_judge, scores_one_by_one
 from tests.workers.tiny import embedded_config, random_rows, save_tiny_model, save_tiny_tokenizer
 from verl.protocol import DataProto
+from verl.trainer.config import default_config
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, WorkerGroups, start_ranks
 from verl.trainer.ppo.scoring import reward_model_scores
 from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
+from verl.workers.role_models import sharding_options
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("master", "compute", "reduce", "options"),
+    [
+        ("fp32", "bf16", "fp32", (BF16, FP32)),
+        ("fp32", "bf16", "bf16", (BF16, None)),
+        ("bf16", "bf16", "fp32", (None, FP32)),
+        ("fp32", "fp32", "bf16", (None, BF16)),
+        ("fp32", "fp32", "fp32", (None, None)),
+    ],
+)
+def test_compute_and_reduction_have_the_dtypes_of_their_keys(master, compute, reduce, options) -> None:
+    key = "actor_rollout_ref.actor.fsdp_config"
+    dtypes = [f"{key}.model_dtype={master}", f"{key}.mixed_precision.param_dtype={compute}"]
+    config = default_config(*dtypes, f"{key}.mixed_precision.reduce_dtype={reduce}")
+    found = sharding_options(config.actor_rollout_ref.actor.fsdp_config, "cpu")
+    assert (found.param_dtype, found.reduce_dtype) == options  # None: the dtype it has without one
 
 
 @pytest.fixture(scope="module")

@@ -35,10 +35,10 @@ def lora_settings(model: Any, kind: str = "causal_lm") -> LoraSettings | None:
 def sharding_options(fsdp: Any, device: str, compile_layers: bool = False) -> ShardingOptions:
     """``fsdp_config`` as sharding options. On CPU nothing is offloaded: everything is in host memory already."""
     param_dtype = to_torch_dtype(fsdp.mixed_precision.param_dtype)
-    mixed = param_dtype != to_torch_dtype(fsdp.model_dtype)
+    reduce_dtype = to_torch_dtype(fsdp.mixed_precision.reduce_dtype)
     return ShardingOptions(
-        param_dtype=param_dtype if mixed else None,
-        reduce_dtype=to_torch_dtype(fsdp.mixed_precision.reduce_dtype) if mixed else None,
+        param_dtype=param_dtype if param_dtype != to_torch_dtype(fsdp.model_dtype) else None,
+        reduce_dtype=reduce_dtype if reduce_dtype != param_dtype else None,  # gradients come in the dtype of compute
         reshard_after_forward=fsdp.reshard_after_forward,
         cpu_offload=bool(getattr(fsdp, "offload_policy", False)) and device == "cuda",
         compile_layers=compile_layers and device == "cuda",
