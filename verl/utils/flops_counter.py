@@ -8,6 +8,7 @@ checkpointing is not counted, so the quotient is model FLOPs utilisation (PaLM, 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# Dense bf16 peak in TFLOP/s by the vendors' data sheets; longer names first, "H200" must not match "H20".
+# Dense bf16 peak in TFLOP/s by the vendors' data sheets, by name. No digit may follow: H200 is no H20, A4000 no A40.
 _PEAK_TFLOPS = (
     ("GB200", 2500.0),
     ("B200", 2250.0),
@@ -42,7 +43,7 @@ _PEAK_TFLOPS = (
     ("RTX 5090", 209.5),
     ("RTX 4090", 165.2),
     ("RTX 3090", 71.0),
-    ("910B", 354.0),
+    ("910B[1-4]?", 354.0),
 )
 
 
@@ -53,7 +54,7 @@ def get_device_flops(unit: str = "T", device_name: str | None = None) -> float:
     units = {"B": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
     words = device_name.upper().replace("-", " ")
     for name, tera in _PEAK_TFLOPS:
-        if name.upper() in words:
+        if re.search(rf"{name.upper()}(?!\d)", words):
             return tera * 1e12 / units[unit]
     return float("inf")
 
