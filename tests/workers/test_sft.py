@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -149,3 +152,17 @@ def test_mistakes_name_the_key(folder: Path) -> None:
         _trainer(folder, **{"data.train_files": "nowhere.parquet"})
     with pytest.raises(ValueError, match="optim.lr_scheduler"):
         _trainer(folder, **{"optim.lr_scheduler": "step"})
+
+
+def test_what_is_not_set_or_not_possible_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
+    for arguments, said in (
+        (["model.path=/nowhere"], "Configuration error: data.train_files has to be set\n"),
+        (
+            ["model.path=m", "data.train_files=f", "optim.lr_scheduler=linear"],
+            "Configuration error: optim.lr_scheduler='linear': use one of cosine, constant\n",
+        ),
+    ):
+        command = [sys.executable, "-m", "verl.trainer.fsdp_sft_trainer", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(YAML.parents[3])}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert (done.returncode, done.stderr) == (2, said)

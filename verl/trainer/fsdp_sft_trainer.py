@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,9 @@ from verl.models.heads import forward_log_probs
 from verl.models.lora import LoraSettings
 from verl.models.micro_batches import split_by_tokens
 from verl.models.packing import PackedRows, pack_rows
+from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.sft_schema import SFTConfig, sft_config
+from verl.trainer.config.tool import exit_code
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import export_model
 from verl.utils.dataset.sft_dataset import SFTDataset
@@ -303,11 +306,22 @@ def _due(step: int, every: int) -> bool:
 
 @hydra.main(config_path="config", config_name="sft_trainer", version_base=None)
 def main(config: DictConfig) -> None:
-    """Hydra entry."""
-    tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    """Hydra entry. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work, 130 = Ctrl-C."""
+    stopped = "Stopped; the same command goes on from the newest checkpoint (trainer.save_freq)."
+    sys.exit(exit_code(lambda: _train(config), stopped))
+
+
+def _train(config: DictConfig) -> None:
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} to be set")
+    tree = OmegaConf.to_container(config, resolve=True)
     assert isinstance(tree, dict)
-    trainer = SFTTrainer(sft_config(tree))
-    trainer.fit()
+    try:
+        typed = sft_config(tree)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    SFTTrainer(typed).fit()
 
 
 if __name__ == "__main__":
