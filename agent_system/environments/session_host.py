@@ -33,6 +33,8 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from verl.utils.lost_actors import constructor_failed, full_ray_disk, last_exception_in, loss_cause, plain_text
+
 logger = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
@@ -216,9 +218,12 @@ class SessionPool:
                 raise error.cause from None
             raise
         except RayActorError as error:
+            if constructor_failed(error):
+                kind, message = last_exception_in(plain_text(error))
+                raise RuntimeError(f"an environment process could not start: {kind}: {message}") from error
             raise RuntimeError(
-                "an environment process ended while it was being built: killed from outside, out of memory, or "
-                f"crashed; {len(refs)} were started, env.num_workers says how many"
+                f"an environment process ended while it was being built: {loss_cause()}; {len(refs)} were started, "
+                "env.num_workers says how many"
             ) from error
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -241,7 +246,9 @@ class SessionPool:
         try:
             replies = ray.get(ref)
         except RayError as error:
-            return self._lost(ref, f"the environment process died ({type(error).__name__})")
+            disk = full_ray_disk() if isinstance(error, RayActorError) else None
+            reason = f"the environment process died ({type(error).__name__})"
+            return self._lost(ref, f"{reason}: {disk}" if disk else reason)
         del self._pending[ref]
         return list(zip(pending.slots, replies, strict=True))
 

@@ -137,6 +137,20 @@ def test_a_users_mistake_in_a_builder_reads_as_one():
     pool.close()
 
 
+class Unreadable:
+    """A builder that no other process can read, like one whose module is not there."""
+
+    def __reduce__(self):
+        return __import__, ("no_such_module_of_the_user",)
+
+
+def test_a_host_that_cannot_read_its_builder_says_why():
+    pool = SessionPool(Unreadable(), num_hosts=2)
+    with pytest.raises(RuntimeError, match="could not start: ModuleNotFoundError: No module named 'no_such_module_of"):
+        pool.wait_until_built()
+    pool.close()
+
+
 def test_hosts_follow_the_cpus_that_episodes_count_for():
     cpus = int(ray.cluster_resources()["CPU"])
     assert count_hosts(4, 0.1) == 1

@@ -81,12 +81,23 @@ def test_a_lost_worker_is_the_last_line_with_what_to_do() -> None:
     assert "the same command goes on from the newest checkpoint" in line
 
 
+def test_a_worker_that_a_full_disk_cost_is_not_put_down_to_memory() -> None:
+    class Lost(RemoteError):
+        remote_traceback = ""
+        worker_died = True
+
+    (line,) = failure_report(Lost("actor rank 1 failed in x: ActorDiedError: the disk is full; make room there")).splitlines()
+    assert line.endswith("make room there; the same command goes on from the newest checkpoint (trainer.save_freq).")
+
+
 def test_a_full_disk_says_where_to_make_room() -> None:
     with pytest.raises(OSError) as full, Path("/dev/full").open("w") as file:
         file.write("x")
         file.flush()
     line = failure_report(full.value).rstrip().splitlines()[-1]
     assert line.startswith("The run failed: OSError: [Errno 28] No space left on device (make room on the disks of ")
+    line = failure_report(RemoteError("the local disk's utilization is over capacity (95% by default)"))
+    assert "RAY_TMPDIR" in line
     said = RemoteError("actor rank 1 failed in save_checkpoint: CheckpointWriteError: x (No space left on device); make room")
     assert failure_report(said).count("make room") == 1
 

@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from verl.trainer import main_ppo
+from verl.trainer.config import ConfigError
 
 IDLE_WORKERS = "RAY_prestart_worker_first_driver"
 
@@ -34,6 +35,17 @@ def test_a_local_ray_is_told_its_cpus_and_gpus(started: dict[str, Any], monkeypa
     monkeypatch.setattr(main_ppo, "visible_gpus", lambda: 2)
     main_ppo.start_ray(_config("cuda"))
     assert (started["address"], started["num_cpus"], started["num_gpus"]) == ("local", 6, 2)
+
+
+def test_a_local_ray_is_not_started_on_a_full_disk(started: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(f_bavail=100, f_frsize=4096, f_files=1000, f_favail=1000)
+    monkeypatch.setattr(os, "statvfs", lambda folder: full)
+    with pytest.raises(ConfigError, match=r"Ray's folder /.* is full \(0\.4 MiB left\); make room there, or set RAY_TMPDIR"):
+        main_ppo.start_ray(_config("cpu"))
+    assert not started
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    main_ppo.start_ray(_config("cpu"))  # where a cluster has its folder is not known before it is joined
+    assert started
 
 
 def test_a_local_ray_on_the_cpu_claims_no_gpu(started: dict[str, Any]) -> None:

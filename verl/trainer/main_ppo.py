@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from verl.trainer.config import PPOTrainerConfig, hydra_main, prepare_config
+from verl.trainer.config import ConfigError, PPOTrainerConfig, hydra_main, prepare_config
 from verl.trainer.config.failure import noted
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.ppo.rank_failure import interrupted_by_failure
@@ -63,13 +63,21 @@ def run_ppo(config: DictConfig) -> dict[str, float]:
 
 
 def start_ray(config: PPOTrainerConfig) -> None:
-    """Start a local Ray, or join the one that ``RAY_ADDRESS`` names."""
+    """Start a local Ray, or join the one that ``RAY_ADDRESS`` names.
+
+    Raises:
+        ConfigError: the disk for a Ray of our own is full, which Ray would wait on in vain.
+    """
     import ray
+
+    from verl.utils.lost_actors import full_ray_disk
 
     if ray.is_initialized():
         return
     resources: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):  # a cluster that runs already has what it has
+        if full_disk := full_ray_disk():
+            raise ConfigError(full_disk)
         resources = {"address": "local", "num_cpus": config.ray_init.num_cpus or max(os.cpu_count() or 1, 4)}
         if config.trainer.device == "cuda":
             resources["num_gpus"] = visible_gpus()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from verl.utils.lost_actors import constructor_failed, last_exception_in, loss_cause, plain_text
+
 __all__ = ["WorkerError", "WorkerTimeoutError", "wait_for_workers"]
 
 # After a first failure the others get this long to report theirs: a rank that was killed is noticed a little later
 # than the broken connection it leaves on its peers, and is the cause to name.
 _ROOT_CAUSE_SECONDS = 2.0
-
-_LOST = "its process is gone: killed from outside, out of memory, or crashed"
-
-_ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_EXCEPTION_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: |$)(?P<message>.*)")
 
 
 class WorkerError(RuntimeError):
@@ -126,35 +122,19 @@ def wait_for_workers(
 
 def _describe(failures: dict[int, RayError], role: str, method: str) -> WorkerError:
     """One error out of all that were seen: a lost process if there is one, else the first."""
-    lost = [rank for rank, error in failures.items() if isinstance(error, RayActorError) and not _failed_start(error)]
+    gone = {rank: error for rank, error in failures.items() if isinstance(error, RayActorError)}
+    lost = [rank for rank, error in gone.items() if not constructor_failed(error)]
     rank = lost[0] if lost else next(iter(failures))
     error, others = failures[rank], sorted(set(failures) - {rank})
-    text = _ANSI_COLOUR.sub("", str(error))
+    text = plain_text(error)
     if isinstance(error, RayTaskError):
         cause: BaseException | None = error.cause
         if isinstance(cause, WorkerError):
             return cause
         kind, message, trace = type(cause).__name__, str(cause), text
-    elif _failed_start(error):
+    elif constructor_failed(error):
         method, cause, trace = "__init__", None, text
-        kind, message = _last_exception_in(text)
+        kind, message = last_exception_in(text)
     else:
-        kind, message, trace, cause = type(error).__name__, f"{_LOST}\n{text}", "", error
+        kind, message, trace, cause = type(error).__name__, f"its process is gone: {loss_cause()}\n{text}", "", error
     return WorkerError(role, rank, method, kind, message, remote_traceback=trace, cause=cause, others=others)
-
-
-def _failed_start(error: RayError) -> bool:
-    """Whether an actor is dead because its constructor raised (Ray then keeps the text alone)."""
-    return isinstance(error, RayActorError) and "creation task" in str(error)
-
-
-def _last_exception_in(traceback_text: str) -> tuple[str, str]:
-    """Type and message of the exception at the end of a formatted traceback."""
-    lines = traceback_text.rstrip().splitlines()
-    last_frame = max((i for i, line in enumerate(lines) if line.startswith('  File "')), default=-1)
-    for index in range(last_frame + 1, len(lines)):
-        match = _EXCEPTION_LINE.match(lines[index])
-        if match:
-            rest = "\n".join([match["message"], *lines[index + 1 :]])
-            return match["type"].rsplit(".", 1)[-1], rest
-    return "ActorDiedError", traceback_text

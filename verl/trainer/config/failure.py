@@ -11,15 +11,17 @@ from types import TracebackType
 
 PRODUCT = Path(__file__).resolve().parents[3]
 _PACKAGES = tuple(str(PRODUCT / name) for name in ("verl", "agent_system", "gigpo", "examples"))
+_GOES_ON = "the same command goes on from the newest checkpoint (trainer.save_freq)"
 _AFTER_A_LOSS = (
     "If the kernel's log (dmesg) shows that memory ran out, use smaller micro-batches, the offload keys of fsdp_config "
-    "or fewer env.num_workers; the same command goes on from the newest checkpoint (trainer.save_freq)."
+    f"or fewer env.num_workers; {_GOES_ON}."
 )
 _FILE = re.compile(r'^ *File "([^"]+)"', re.MULTILINE)
-_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|local disk's utilization is over capacity")
+_ROOM = "make room"  # in a message that names the disk itself
 _AFTER_A_FULL_DISK = (
-    " (make room on the disks of trainer.run_dir, trainer.default_local_dir and the temporary folder; the same command "
-    "goes on from the newest checkpoint)"
+    " (make room on the disks of trainer.run_dir, trainer.default_local_dir and the temporary folders, which TMPDIR "
+    "and RAY_TMPDIR move; the same command goes on from the newest checkpoint)"
 )
 
 
@@ -35,7 +37,9 @@ def failure_report(error: BaseException) -> str:
     if remote is not None:  # a WorkerError: its first line has role, rank and method
         first, *details = str(error).splitlines()
         if getattr(error, "worker_died", False):
-            return _joined("\n".join(details), f"{first}. {_AFTER_A_LOSS}")
+            cause_is_known = _ROOM in first
+            advice = f"; {_GOES_ON}." if cause_is_known else f". {_AFTER_A_LOSS}"
+            return _joined("\n".join(details), first + advice)
         if isinstance(getattr(error, "cause", None), ValueError) and _is_ours((_FILE.findall(remote) or [""])[-1]):
             return _joined("", str(error).split("\n--- traceback")[0])
         return _joined(remote, first)
@@ -63,7 +67,7 @@ def noted(note: str) -> Iterator[None]:
 
 
 def _joined(trace: str, line: str) -> str:
-    if _FULL.search(line) and "make room" not in line:
+    if _FULL.search(line) and _ROOM not in line:
         line += _AFTER_A_FULL_DISK
     return (trace.rstrip() + "\n\n" if trace.strip() else "") + f"The run failed: {line}\n"
 
