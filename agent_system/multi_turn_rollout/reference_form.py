@@ -1,4 +1,4 @@
-"""The padded form of prompts, rows and rollouts, for code written against the reference's collector.
+"""The padded form of prompts, rows and rollouts, for code written against verl-agent's collector.
 
 Nothing on the trainer's own path uses it: there rows are ragged. Here every prompt is left-padded to
 ``data.max_prompt_length`` (P) and every response right-padded to ``data.max_response_length`` (R), and a rollout is a
@@ -151,6 +151,6 @@ def _widen(values: torch.Tensor, width: int, fill: float) -> torch.Tensor:
 
 
 def _reference_positions(mask: torch.Tensor, response_length: int) -> torch.Tensor:
-    """Positions that go on counting over the response, its padding included, as the reference has them."""
+    """Positions that go on counting over the response, its padding included, as verl-agent has them."""
     prompt = position_ids(mask[:, :-response_length])
     return torch.cat([prompt, prompt[:, -1:] + torch.arange(1, response_length + 1)], dim=-1)

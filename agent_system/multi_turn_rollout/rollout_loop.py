@@ -125,7 +125,7 @@ class TrajectoryCollector:
             ]
         return build_rows(counted, _success(environments, counted), self.tokenizer.pad_token_id, meta)
 
-    # ------------------------------------------------------------------ the reference's own steps, in padded form
+    # ------------------------------------------------------------------ verl-agent's own steps, in padded form
 
     def preprocess_single_sample(self, item: int, gen_batch: DataProto, obs: dict[str, Any]) -> dict[str, Any]:
         """Observation ``item`` as a padded prompt; see ``reference_form.preprocess_sample``."""

@@ -1,4 +1,4 @@
-"""Helpers of the reference's rollout module, for code written against it.
+"""Helpers of verl-agent's rollout module, for code written against it.
 
 The trainer itself completes batches with rows of zero weight (``verl.trainer.ppo.batching``) and replaces groups
 without a learning signal while the rollout runs; ``adjust_batch`` and ``filter_group_data`` do so after the fact.

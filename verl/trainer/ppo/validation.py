@@ -38,7 +38,7 @@ def validation_metrics(
     """``val/*`` over trajectories, every task counting once however long its episode was.
 
     ``val/success_rate_stderr`` is the standard error of the mean over tasks. ``test_score`` is the mean over
-    trajectories of the mean over a trajectory's rows (the reference averages over rows, so that long episodes weigh
+    trajectories of the mean over a trajectory's rows (verl-agent averages over rows, so that long episodes weigh
     more there).
 
     Args:

@@ -4,7 +4,7 @@ Goals 0–499 are for validation, the rest for training. Training draws from a s
 once before any comes again; validation plays a fixed list, the same at every evaluation. The group size says how many
 consecutive slots play the same goal.
 
-``env.webshop.compat_seeding=true`` does as the reference does instead: every group has a goal list of its own order,
+``env.webshop.compat_seeding=true`` does as verl-agent does instead: every group has a goal list of its own order,
 and goals are drawn independently at every reset, in validation too, so that its tasks change from one evaluation to
 the next.
 """
@@ -162,7 +162,7 @@ class ValidationGoals:
 
 
 class CompatibleGoals:
-    """The reference's draws: distinct goal numbers at every reset from one ``RandomState``, in validation too.
+    """verl-agent's draws: distinct goal numbers at every reset from one ``RandomState``, in validation too.
 
     Group ``g`` uses the goal list of worker seed ``seed + g``. Groups that replace others take the places of further
     draws one by one.

@@ -1,6 +1,6 @@
 """Advantages relative to the other attempts at the same task: GRPO, its pass@k form, and RLOO.
 
-A row's score is the sum of its token rewards. With `compute_mean_std_cross_steps` (the reference's way) every row of a
+A row's score is the sum of its token rewards. With `compute_mean_std_cross_steps` (verl-agent's way) every row of a
 task group enters the group's statistics, so a long episode counts once per step; without, each trajectory counts once,
 by its first step. Filler rows count nowhere.
 """

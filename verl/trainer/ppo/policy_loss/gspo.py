@@ -8,7 +8,7 @@ from verl.trainer.ppo.aggregation import PolicyLossOutput, metric_sum
 from verl.trainer.ppo.policy_loss.registry import PolicyLossConfig, clip_range, log_ratio, register_policy_loss
 from verl.utils.torch_functional import masked_sum
 
-# The reference's bound of the row's log-ratio, which keeps exp finite.
+# verl-agent's bound of the row's log-ratio, which keeps exp finite.
 MAX_LOG_RATIO = 10.0
 
 
