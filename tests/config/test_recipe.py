@@ -59,7 +59,7 @@ def run_script(tmp_path: Path, *arguments: str, gpus: int = 0, **environment: st
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}", encoding="utf-8")
     chosen = [] if gpus else [f"actor_rollout_ref.model.path={model}"]
-    inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "ENGINE")}
     return subprocess.run(
         ["bash", str(ROOT / SCRIPT), *arguments, *chosen, "explain=true"], capture_output=True, text=True, timeout=120,
         check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,

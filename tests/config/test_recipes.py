@@ -95,10 +95,11 @@ def command(tmp_path: Path, script: str, *arguments: str, gpus: int = 0, **envir
     (tools / "python3").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$RECORD/$2"\n', encoding="utf-8")
     for tool in tools.iterdir():
         tool.chmod(0o755)
+    inherited = {name: text for name, text in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "ENGINE")}
     subprocess.run(
         ["bash", str(ROOT / "examples" / script), *arguments], cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=300,
         check=True, capture_output=True,
-        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "RECORD": str(tmp_path),
+        env={**inherited, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "RECORD": str(tmp_path),
              "VIRTUAL_ENV": "any", **environment},
     )
     recorded = [(tmp_path / name).read_text(encoding="utf-8").splitlines() for name in (
