@@ -101,11 +101,13 @@ def test_wandb_without_a_key_records_offline_says_so_and_resumes(tmp_path: Path,
 class FakeWandb(types.ModuleType):
     """Stands in for a service that fails where it is told to."""
 
-    def __init__(self, fail_modes: tuple[str, ...] = (), fail_log: bool = False) -> None:
+    def __init__(
+        self, fail_modes: tuple[str, ...] = (), fail_log: bool = False, said: str = "no network\nmore"
+    ) -> None:
         super().__init__("wandb")
         self.tried: list[str] = []
         self.logged: list[tuple[dict, int]] = []
-        self._fail_modes, self._fail_log = fail_modes, fail_log
+        self._fail_modes, self._fail_log, self._said = fail_modes, fail_log, said
         self.id, self.dir = "abc", "/x/files"
 
     def Settings(self, **values) -> dict:
@@ -117,7 +119,7 @@ class FakeWandb(types.ModuleType):
     def init(self, mode, **values) -> FakeWandb:
         self.tried.append(mode)
         if mode in self._fail_modes:
-            raise RuntimeError("no network\nmore")
+            raise RuntimeError(self._said)
         return self
 
     def log(self, data, step) -> None:
@@ -139,8 +141,10 @@ def test_wandb_goes_online_with_a_key_and_falls_back_offline(monkeypatch, tmp_pa
 
 
 def test_a_failing_tracker_never_stops_the_run(monkeypatch, tmp_path: Path, caplog) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fail_modes=("offline",)))
+    silent = FakeWandb(fail_modes=("offline",), said="")
+    monkeypatch.setitem(sys.modules, "wandb", silent)
     assert WandbLogger("p", "e", {}, str(tmp_path), None).run_id is None
+    assert silent.tried == ["offline"] and "did not start in mode offline: RuntimeError" in caplog.text
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fail_log=True))
     logger = WandbLogger("p", "e", {}, str(tmp_path), None)
     logger.log({"a": 1}, 1)

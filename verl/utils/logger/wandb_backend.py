@@ -106,11 +106,12 @@ class WandbLogger:
 
     def _init(self, arguments: dict[str, Any], mode: str) -> Any:
         settings = self._wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_S)
-        for attempt in (mode, "offline"):
+        for attempt in dict.fromkeys((mode, "offline")):
             try:
                 return self._wandb.init(**arguments, mode=attempt, settings=settings)
             except Exception as error:  # as above
-                logger.warning("wandb did not start in mode %s: %s", attempt, str(error).splitlines()[0])
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                logger.warning("wandb did not start in mode %s: %s", attempt, reason)
         return None
 
     def _offline_folder(self) -> str:
