@@ -52,7 +52,6 @@ def build_rows(
         "episode_lengths": _figures([len(episode.turns) for episode in episodes], owner),
         "tool_callings": _figures([episode.tool_callings for episode in episodes], owner),
         "prompt_overflow": np.array([episode.prompt_overflow for episode in episodes], dtype=bool)[owner],
-        "infra_failed": np.zeros(len(turns), dtype=bool),
     }
     if turns[0].prompt_text is not None:
         columns["prompt_text"] = object_array(turn.prompt_text for turn in turns)

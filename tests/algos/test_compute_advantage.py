@@ -127,13 +127,6 @@ def test_other_values_that_are_not_finite_are_named() -> None:
         compute_advantage(data, algorithm_config("gae"))
 
 
-def test_trajectories_of_broken_environments_stay_out() -> None:
-    """Without t2, the rest of its group is t1 alone: 10 and 9.9."""
-    data = batch(infra_failed=np.array([False, False, True, True, False]))
-    advantages = compute_advantage(data, algorithm_config("grpo", norm_adv_by_std_in_grpo=False)).batch["advantages"]
-    assert advantages[:, 0].tolist() == pytest.approx([0.05, -0.05, 0.0, 0.0, 10.0], abs=1e-6)
-
-
 def test_the_earliest_step_stands_for_a_trajectory_in_any_order() -> None:
     config = algorithm_config("grpo", compute_mean_std_cross_steps=False)
     data = batch(step_index=np.array([0, 1, 0, 1, 0]))

@@ -86,11 +86,6 @@ def test_without_a_limit_the_engine_tells_what_was_cut() -> None:
     assert "prompt_length/clip_ratio" not in metrics and "critic/values/mean" not in metrics
 
 
-def test_episodes_of_broken_environments_are_left_out() -> None:
-    metrics = compute_data_metrics(row_batch(infra_failed=np.array([True, True, False])), use_critic=False)
-    assert metrics["episode/reward/mean"] == 0.0 and metrics["episode/length/max"] == 1.0
-
-
 def test_the_padded_form_gives_the_same() -> None:
     rows = row_batch()
     lengths = rows.batch["prompt_length"]

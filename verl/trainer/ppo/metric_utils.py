@@ -138,9 +138,8 @@ def episode_metrics(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> dict
 
     Args:
         columns: arrays (N,): `traj_uid`; `episode_rewards`, `episode_lengths`, `tool_callings`, and any column whose
-            name contains `success_rate`, with the value of the row's trajectory; optionally `infra_failed`
-            (trajectories that a broken environment ended, left out). NaN in a success column means that it does not
-            apply to that trajectory.
+            name contains `success_rate`, with the value of the row's trajectory. NaN in a success column means that it
+            does not apply to that trajectory.
         rows: (N,) bool, the rows to look at.
 
     Returns:
@@ -149,8 +148,6 @@ def episode_metrics(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> dict
     """
     if "traj_uid" not in columns:
         return {}
-    if "infra_failed" in columns:
-        rows = rows & ~columns["infra_failed"].astype(bool)
     chosen = np.flatnonzero(rows)
     first = chosen[first_of_each(factorize(columns["traj_uid"][chosen]))]
     if first.size == 0:

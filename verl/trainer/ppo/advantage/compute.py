@@ -56,10 +56,6 @@ def gather_inputs(data: DataProto, config: Any) -> AdvantageInputs:
     """The batch as estimators see it, checked: rewards, returns and values are finite and 0 where masked."""
     arrays = data.non_tensor_batch
     mask = compute_response_mask(data)
-    if (
-        "infra_failed" in arrays
-    ):  # a broken environment says nothing about the policy: such rows are treated like fillers
-        mask = mask * torch.from_numpy(~arrays["infra_failed"].astype(bool)).to(mask.device).unsqueeze(-1)
     valid = mask.bool()
     traj_index = arrays["traj_uid"]
     rewards = torch.where(valid, data.batch["token_level_rewards"], 0.0)
