@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,7 @@ class CheckpointedTrainer:
                 state.split_digest,
                 self._split_digest(),
             )
-        self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), None, trainer.del_local_ckpt_after_load)
-        if self.critic_wg is not None:
-            self.critic_wg.load_checkpoint(str(folder / "critic"), None, trainer.del_local_ckpt_after_load)
+        loaded = self._load_ranks(folder)
         if state.dataloader is not None:
             self.train_dataloader.load_state_dict(state.dataloader)
         if "train" in state.environments:
@@ -91,6 +90,30 @@ class CheckpointedTrainer:
             self.traj_collector.load_state_dict(state.collector)
         if self.kl_ctrl_in_reward is not None and state.kl_controller is not None:
             self.kl_ctrl_in_reward.load_state_dict(state.kl_controller)
+        if trainer.del_local_ckpt_after_load:  # now that all of it could be read
+            for part in loaded:
+                shutil.rmtree(part)
         self._tracker_state = state.tracker
         self.global_steps = state.global_step
         logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)
+
+    def _load_ranks(self, folder: Path) -> list[Path]:
+        """Have the ranks read what their roles wrote; returns the folders of these roles.
+
+        Raises:
+            ValueError: the run has a critic and the checkpoint has none, or a file cannot be read.
+        """
+        actor, critic = folder / "actor", folder / "critic"
+        if self.critic_wg is not None and actor.is_dir() and not critic.is_dir():
+            raise ValueError(
+                f"the checkpoint {folder} has no critic, and this run trains one: give critic.enable and "
+                "algorithm.adv_estimator the values of the run that wrote it, or start afresh with "
+                "trainer.resume_mode=disable"
+            )
+        if self.critic_wg is None and critic.is_dir():
+            logger.warning("this run trains no critic (critic.enable): the one of %s is left out", folder)
+        self.actor_rollout_wg.load_checkpoint(str(actor))
+        if self.critic_wg is None:
+            return [actor]
+        self.critic_wg.load_checkpoint(str(critic))
+        return [actor, critic]
