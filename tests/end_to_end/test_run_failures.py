@@ -129,6 +129,6 @@ def test_a_run_that_is_stopped_while_its_ranks_start_leaves_nothing(tmp_path):
         run.wait_for(lambda: run.processes(RANK="1"))
         run.process.terminate()
         assert run.end() == 143, run.output[-3000:]
-        assert "SIGTERM: stopping; no step is under way, so nothing is lost" in run.output
+        assert "SIGTERM: stopping at once; checkpoints written so far are whole" in run.output
         assert "Traceback" not in run.output and "***" not in run.output
         assert not run.wait_until_gone()

@@ -30,6 +30,50 @@ def test_elsewhere_the_signal_waits():
     assert guard.requested is signal.SIGTERM and reached
 
 
+def test_a_signal_from_before_the_interruptible_part_drops_it_as_well():
+    reached = []
+    with TerminationGuard() as guard:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with guard.interruptible():
+            guard.drop_if_requested()
+            reached.append("rollout")
+    assert guard.requested is signal.SIGTERM and not reached
+
+
+class LostRank(RuntimeError):
+    remote_traceback = ""
+
+
+def test_a_rank_that_failed_before_the_signal_is_not_hidden_by_it(caplog: pytest.LogCaptureFixture):
+    with pytest.raises(TerminationRequested) as error, StopSignals():
+        try:
+            raise LostRank("actor_rollout rank 1 failed in update_actor\nmore")
+        finally:  # while the ranks end
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert error.value.code == 143
+    assert "the run had failed before SIGTERM came: actor_rollout rank 1 failed in update_actor" in caplog.messages
+
+
+def test_a_rank_that_is_lost_because_of_the_signal_is_no_failure(caplog: pytest.LogCaptureFixture):
+    with pytest.raises(TerminationRequested) as error, StopSignals():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise LostRank("actor_rollout rank 1 failed in init_model")
+    assert error.value.code == 143 and "had failed" not in caplog.text
+
+
+def test_a_second_signal_in_a_step_ends_the_run_without_saying_that_no_step_is_under_way(caplog):
+    with pytest.raises(TerminationRequested) as error, StopSignals(), TerminationGuard():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert error.value.code == 143
+    assert [record.message for record in caplog.records] == [
+        "SIGTERM: saving a checkpoint and stopping (send it again to stop at once)",
+        "SIGTERM: stopping at once; checkpoints written so far are whole",
+    ]
+
+
 def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with TerminationGuard():

@@ -192,6 +192,7 @@ class RayPPOTrainer(CheckpointedTrainer):
                 is_last = self.global_steps >= self.total_training_steps
                 timer, metrics = StepTimer(), {}
                 with guard.interruptible():
+                    guard.drop_if_requested()  # while the batch was read
                     with timer.phase("gen"):
                         rows = self._roll_out(shell, metrics)
                     rows = self._score(rows, timer, metrics)

@@ -23,20 +23,29 @@ class _Interrupt(KeyboardInterrupt):
     """Leaves the interruptible part of a step. Ray's waits end with a ``KeyboardInterrupt`` of their own for it."""
 
 
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, then what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _stems_from_interrupt(error: BaseException | None) -> bool:
     """Whether the interrupt, or something that broke because of it (a call into C that it cut short), was raised."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(isinstance(one, (KeyboardInterrupt, TerminationRequested)) for one in _chain(error))
+
+
+def _failure_before(error: BaseException | None) -> BaseException | None:
+    """The failure of a rank (told by its traceback from there) that was on its way out when the signal came."""
+    failures = (one for one in _chain(error) if hasattr(one, "remote_traceback"))
+    return next((one for one in failures if not _stems_from_interrupt(one)), None)
 
 
 class TerminationGuard:
     """Turns SIGTERM and SIGINT into an orderly stop.
 
     Inside ``interruptible()`` the step is dropped at once, since nothing has been learnt from it yet; elsewhere
-    (update, saving, validation) the signal waits until that is done. A second signal ends the process the usual way.
+    (update, saving, validation) the signal waits until that is done. A second signal is answered as it was before.
     """
 
     def __init__(self) -> None:
@@ -79,6 +88,11 @@ class TerminationGuard:
         finally:
             self._may_interrupt = False
 
+    def drop_if_requested(self) -> None:
+        """Leave the interruptible part if a signal came before it began."""
+        if self.requested is not None:
+            raise _Interrupt
+
     def raise_if_requested(self, step: int, root: Path) -> None:
         """End the process with 128 + signal number, as the shell would."""
         if self.requested is not None:
@@ -90,7 +104,7 @@ class StopSignals:
     """SIGTERM and Ctrl-C where nothing is to be saved: while a run starts, validates first, and ends.
 
     The first one raises ``TerminationRequested`` wherever the run is, and so ends what it has started. A second one
-    ends the process as the system does.
+    ends the process as the system does. The second one of a ``TerminationGuard`` comes here as the first.
     """
 
     def __init__(self) -> None:
@@ -116,12 +130,15 @@ class StopSignals:
         if self.requested is None and isinstance(error, SystemExit) and error.code == signal.SIGTERM:
             self.requested = signal.SIGTERM  # answered by Ray, in the middle of ray.init
             logger.warning("SIGTERM: stopping")
+        failure = _failure_before(error) if self.requested is not None else None
+        if failure is not None:  # else the signal would hide it
+            logger.error("the run had failed before %s came: %s", self.requested.name, str(failure).splitlines()[0])
         if self.requested is not None and not isinstance(error, TerminationRequested):
             raise TerminationRequested(128 + self.requested) from error  # calls into C fail in ways of their own
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = signal.Signals(number)
-        logger.warning("%s: stopping; no step is under way, so nothing is lost", self.requested.name)
+        logger.warning("%s: stopping at once; checkpoints written so far are whole", self.requested.name)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         raise TerminationRequested(128 + number)
