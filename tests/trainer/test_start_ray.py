@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray
 
 from verl.trainer import main_ppo
 from verl.trainer.config import ConfigError
+from verl.utils.lost_actors import unusable_ray_folder
 
 IDLE_WORKERS = "RAY_prestart_worker_first_driver"
 
@@ -22,6 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **given: arguments.update(given))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     monkeypatch.setenv(IDLE_WORKERS, "unset")  # so that it is put back after the test
     monkeypatch.delenv(IDLE_WORKERS)
     return arguments
@@ -46,6 +49,42 @@ def test_a_local_ray_is_not_started_on_a_full_disk(started: dict[str, Any], monk
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     main_ppo.start_ray(_config("cpu"))  # where a cluster has its folder is not known before it is joined
     assert started
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("scratch/ray", "is not an absolute path"),
+        ("~/ray", "is not an absolute path"),
+        ("{file}", "holds no folder of Ray's: {file} is a file"),
+        ("/tmp/" + 60 * "x", r"is \d+ bytes too long for the paths of Ray's sockets"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_folder_that_ray_cannot_use_is_named_by_its_variable(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, variable: str, given: str, why: str
+) -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as file:
+        given, why = given.format(file=file.name), why.format(file=file.name)
+        monkeypatch.delenv("RAY_TMPDIR")
+        monkeypatch.setenv(variable, given)
+        with pytest.raises(ConfigError, match=f"^{variable}={given} {why}; set RAY_TMPDIR to a folder"):
+            main_ppo.start_ray(_config("cpu"))
+    assert not started
+
+
+def test_the_length_of_its_folder_is_what_ray_itself_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private.utils import validate_socket_filepath
+
+    for length in range(1, 60):
+        monkeypatch.setenv("RAY_TMPDIR", "/" + length * "x")
+        session = f"/{length * 'x'}/ray/session_2026-01-02_03-04-05_678901_{os.getpid()}"
+        try:
+            validate_socket_filepath(f"{session}/sockets/plasma_store")
+            fits = True
+        except OSError:
+            fits = False
+        assert fits == ("too long" not in str(unusable_ray_folder()))
 
 
 def test_a_local_ray_on_the_cpu_claims_no_gpu(started: dict[str, Any]) -> None:

@@ -61,7 +61,11 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
     load_reward(config)  # a mistake in the file is told here, not by a worker
     import ray
 
+    from verl.utils.lost_actors import unusable_ray_folder
+
     if not ray.is_initialized():
+        if not os.environ.get("RAY_ADDRESS") and (unusable := unusable_ray_folder()):
+            raise ConfigError(unusable)
         own = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "num_cpus": config.ray_init.num_cpus}
         ray.init(**own, include_dashboard=False, logging_level=logging.WARNING)
     try:

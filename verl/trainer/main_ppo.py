@@ -66,18 +66,18 @@ def start_ray(config: PPOTrainerConfig) -> None:
     """Start a local Ray, or join the one that ``RAY_ADDRESS`` names.
 
     Raises:
-        ConfigError: the disk for a Ray of our own is full, which Ray would wait on in vain.
+        ConfigError: a Ray of our own cannot start in the folder it would take, such as on a full disk.
     """
     import ray
 
-    from verl.utils.lost_actors import full_ray_disk
+    from verl.utils.lost_actors import unusable_ray_folder
 
     if ray.is_initialized():
         return
     resources: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):  # a cluster that runs already has what it has
-        if full_disk := full_ray_disk():
-            raise ConfigError(full_disk)
+        if unusable := unusable_ray_folder():
+            raise ConfigError(unusable)
         resources = {"address": "local", "num_cpus": config.ray_init.num_cpus or max(os.cpu_count() or 1, 4)}
         if config.trainer.device == "cuda":
             resources["num_gpus"] = visible_gpus()

@@ -1,4 +1,4 @@
-"""Why a Ray actor is gone, as far as its error and this machine tell."""
+"""Why a Ray actor is gone, or cannot start, as far as its error and this machine tell."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayActorError, RayError
 
-__all__ = ["constructor_failed", "full_ray_disk", "last_exception_in", "loss_cause", "plain_text"]
+__all__ = [
+    "constructor_failed",
+    "full_ray_disk",
+    "last_exception_in",
+    "loss_cause",
+    "plain_text",
+    "unusable_ray_folder",
+]
 
 # With less than this left, a process that Ray starts may find no room for its log files: it dies before it has run a
 # line of the actor's, and its error says nothing but that the connection is gone.
 _LEAST_FREE_BYTES = 16 * 2**20
+
+_FOLDER_VARIABLES = ("RAY_TMPDIR", "TMPDIR")  # where Ray puts its folder: the first that is set, else /tmp
+_LONGEST_SOCKET = 107  # bytes of a path that a Unix socket can have
 
 _ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: |$)(?P<message>.*)")
@@ -33,8 +43,7 @@ def full_ray_disk() -> str | None:
     Before Ray runs it is the folder that a Ray of our own would take.
     """
     folder = Path(ray.get_runtime_context().get_temp_dir()) if ray.is_initialized() else _coming_ray_folder()
-    while not folder.exists():
-        folder = folder.parent
+    folder = _first_that_exists(folder)
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if free >= _LEAST_FREE_BYTES and (disk.f_favail > 0 or disk.f_files == 0):  # some file systems count no files
@@ -46,8 +55,38 @@ def full_ray_disk() -> str | None:
     )
 
 
+def unusable_ray_folder() -> str | None:
+    """Why a Ray of our own cannot start in the folder that it would take, and what to do; None if it can.
+
+    Ray itself would wait in vain (a relative path, a full disk) or say nothing of the variable to change.
+    """
+    key = next((name for name in _FOLDER_VARIABLES if os.environ.get(name)), "")
+    said = f"{key}={os.environ[key]}" if key else "/tmp"
+    folder = _coming_ray_folder()
+    socket = folder / f"session_2000-01-01_00-00-00_000000_{os.getpid()}" / "sockets" / "plasma_store"
+    excess = len(os.fsencode(socket)) - _LONGEST_SOCKET
+    existing = _first_that_exists(folder)
+    if key and not os.path.isabs(os.environ[key]):
+        why = "is not an absolute path"
+    elif excess > 0:
+        why = f"is {excess} bytes too long for the paths of Ray's sockets"
+    elif not existing.is_dir():
+        why = f"holds no folder of Ray's: {existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        why = f"holds no folder of Ray's: {existing} cannot be written to"
+    else:
+        return full_ray_disk()
+    return f"{said} {why}; set RAY_TMPDIR to a folder with a short path"
+
+
 def _coming_ray_folder() -> Path:
-    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp").absolute() / "ray"
+    given = next(filter(None, map(os.environ.get, _FOLDER_VARIABLES)), "/tmp")
+    return Path(given).absolute() / "ray"
+
+
+def _first_that_exists(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there and can be looked at."""
+    return next(one for one in (folder, *folder.parents) if os.path.exists(one))
 
 
 def constructor_failed(error: RayError) -> bool:
