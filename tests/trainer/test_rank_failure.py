@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -131,6 +134,38 @@ def test_a_driver_that_is_done_or_fails_by_itself_is_left_alone(rank: Any) -> No
     ray.wait([call])  # fails after the block, which nobody is interrupted for
     time.sleep(0.1)
     assert done == 4
+
+
+@contextmanager
+def frame_of_contextlib() -> Iterator[FrameType]:
+    """What runs where a ``with`` is entered or left."""
+    yield sys._getframe(1)
+
+
+def test_a_block_is_not_interrupted_where_it_is_entered_or_left(rank: Any, sleeper: ray.ObjectRef) -> None:
+    def report() -> None:
+        ray.get(rank.fail.remote())
+
+    went_on = []
+    with pytest.raises(KeyError), interrupted_by_failure([sleeper], report):
+        handler = signal.getsignal(FAILURE_SIGNAL)
+        with frame_of_contextlib() as frame:
+            handler(FAILURE_SIGNAL, frame)
+        went_on.append("inside")
+        handler(FAILURE_SIGNAL, sys._getframe())
+        went_on.append("after the failure")
+    assert went_on == ["inside"]
+
+
+def test_a_step_is_not_dropped_where_its_block_is_left_but_right_after() -> None:
+    went_on = []
+    with TerminationGuard() as guard, guard.interruptible():
+        with frame_of_contextlib() as frame:
+            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, frame)
+        went_on.append("inside")
+        guard.drop_if_requested()
+        went_on.append("after the signal")
+    assert went_on == ["inside"] and guard.requested is signal.SIGTERM
 
 
 def test_imports_are_finished_first(rank: Any) -> None:

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 FAILURE_SIGNAL = signal.SIGURG
 """Sent to the main thread when a rank has failed. By default a process ignores it, so that a late one does nothing."""
 
+_WITH_BLOCKS_TO_INTERRUPT = (__name__, "verl.trainer.ppo.termination")
 _KNOCK_SECONDS = 0.2  # between two signals to a main thread that has not answered
+
+
+def between_blocks(frame: FrameType | None) -> bool:
+    """Whether a ``with`` is being entered or left in this frame: what a handler raises there passes the block by."""
+    return frame is not None and frame.f_globals.get("__name__") in ("contextlib", *_WITH_BLOCKS_TO_INTERRUPT)
 
 
 class _RankFailed(KeyboardInterrupt):
@@ -44,7 +50,7 @@ def interrupted_by_failure(calls: Iterable[ray.ObjectRef], report: Callable[[], 
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal watching, interrupted
-        if watching:  # once, and never while the block is being left
+        if watching and not between_blocks(frame):  # once; where it is not the time, the next knock comes
             watching, interrupted = False, True
             raise _RankFailed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from verl.trainer.ppo.rank_failure import FAILURE_SIGNAL
+from verl.trainer.ppo.rank_failure import FAILURE_SIGNAL, between_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +72,12 @@ class TerminationGuard:
         self.requested = signal.Signals(number)
         logger.warning("%s: saving a checkpoint and stopping (send it again to stop at once)", self.requested.name)
         self._restore()
-        if self._may_interrupt:
+        if self._may_interrupt and not between_blocks(frame):
             raise _Interrupt
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """The part of a step that may be dropped."""
+        """The part of a step that may be dropped; begins with ``drop_if_requested``."""
         self._may_interrupt = True
         try:
             yield
