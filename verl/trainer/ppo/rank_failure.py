@@ -73,8 +73,8 @@ def interrupted_by_failure(calls: Iterable[ray.ObjectRef], report: Callable[[], 
             yield
         finally:
             watching = False
-    except BaseException:
-        if not interrupted:
+    except BaseException as error:
+        if not interrupted or isinstance(error, GeneratorExit):
             raise
     finally:
         left.set()
