@@ -27,6 +27,10 @@ def no_accounts(monkeypatch, tmp_path_factory) -> None:
 
 def test_the_console_line(capsys) -> None:
     assert concat_dict_to_str({"a/b": 1.23456, "n": 2, "text": "no"}, 7) == "step:7 - a/b:1.235 - n:2.000"
+    small = {"lr": 2e-4, "gap": -0.0034567, "none": 0.0, "edge": 0.01, "bad": float("nan"), "large": 12345.6}
+    assert concat_dict_to_str(small, 1).split(" - ")[1:] == [
+        "lr:0.0002", "gap:-0.00346", "none:0.000", "edge:0.010", "bad:nan", "large:12345.600"
+    ]  # fmt: skip
     LocalLogger().log({"x": 1}, step=1)
     LocalLogger(print_to_console=False).log({"x": 2}, step=2)
     assert capsys.readouterr().out == "step:1 - x:1.000\n"

@@ -45,6 +45,7 @@ from verl.utils.fsdp_utils import (
     reshard,
     to_torch_dtype,
 )
+from verl.utils.logger.aggregate_logger import short_number
 from verl.utils.lr_schedule import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.guarded_step import GuardedOptimizer
@@ -267,7 +268,7 @@ class SFTTrainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
             lines.write(json.dumps({"step": self.global_step, "epoch": epoch, **metrics}) + "\n")
-        shown = " - ".join(f"{key}:{value:.4g}" for key, value in metrics.items())
+        shown = " - ".join(f"{key}:{short_number(value)}" for key, value in metrics.items())
         logger.info("step:%d/%d - %s", self.global_step, self.total_steps, shown)
         if tracker is not None:
             tracker.log(data=metrics, step=self.global_step)

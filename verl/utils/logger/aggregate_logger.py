@@ -9,10 +9,16 @@ from typing import Any, TextIO
 
 
 def concat_dict_to_str(metrics: Mapping[str, Any], step: int) -> str:
-    """``step:3 - actor/lr:0.000 - ...``: the numbers with three decimals, anything else left out."""
+    """``step:3 - actor/lr:0.0002 - ...``: every number as ``short_number`` writes it, anything else left out."""
     parts = [f"step:{step}"]
-    parts += [f"{key}:{float(value):.3f}" for key, value in metrics.items() if isinstance(value, numbers.Number)]
+    parts += [f"{key}:{short_number(value)}" for key, value in metrics.items() if isinstance(value, numbers.Number)]
     return " - ".join(parts)
+
+
+def short_number(value: Any) -> str:
+    """A number for people: three decimals, or three significant digits where less than 0.01 would read as nothing."""
+    number = float(value)
+    return f"{number:.3g}" if 0.0 < abs(number) < 1e-2 else f"{number:.3f}"
 
 
 class LocalLogger:
