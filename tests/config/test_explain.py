@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -12,8 +13,9 @@ import pytest
 
 from verl.trainer.config.compose import compose
 from verl.trainer.config.convert import to_dataclass
-from verl.trainer.config.derived import derived_lines, memory_phases, shape_from_json
+from verl.trainer.config.derived import derived_lines
 from verl.trainer.config.explain import explain, sources
+from verl.trainer.config.memory import memory_phases, shape_from_json
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN_1_5B = dict(
@@ -93,13 +95,91 @@ def test_parameters_of_a_known_model() -> None:
     assert shape.kv_width == 256
 
 
+def memory(*overrides: str) -> dict[str, float]:
+    """GiB a rank by phase, of a run on two GPUs in which every model is the 1.5 B one."""
+    config = to_dataclass(compose([
+        "trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "critic.ppo_micro_batch_size_per_gpu=4", *overrides,
+    ]).config)
+    policy = shape_from_json(QWEN_1_5B)
+    shapes = {"model": policy, "critic": policy.with_value_head(), "reward model": policy.with_value_head()}
+    held = {"model": True, "critic": config.uses_critic, "reward model": config.reward_model.enable}
+    return {phase: gib for phase, gib, _ in memory_phases(config, {n: s for n, s in shapes.items() if held[n]})}
+
+
 def test_memory_counts_weights_gradients_and_adam_once() -> None:
-    config = to_dataclass(compose(["trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.use_kl_loss=true"]).config)
-    phases = {phase: gib for phase, gib, _ in memory_phases(config, shape_from_json(QWEN_1_5B))}
+    phases = memory("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=true")
     parameters = 1_543_714_304 / 2**30
     rollout = parameters * (4 + 8) / 2 + parameters * 2 / 2 + parameters * 2 / 2  # trainer, reference, engine with TP 2
     assert phases["roll out"] == pytest.approx(rollout)
     assert phases["update"] > parameters * (4 + 4 + 8 + 2) / 2
+    assert set(phases) == {"roll out", "update"}
+
+
+VALUE_1_5B = 1_543_715_841 / 2**30  # what transformers counts for one number per position, in units of 2^30
+
+
+def test_memory_has_the_critic_wherever_there_is_one() -> None:
+    ppo, grpo = memory(), memory("algorithm.adv_estimator=grpo")
+    for phase in grpo:  # weights and two moments in float32 over two ranks
+        assert ppo[phase] - grpo[phase] == pytest.approx(VALUE_1_5B * 12 / 2)
+    assert memory("algorithm.adv_estimator=grpo", "critic.enable=true") == ppo
+    gradients = ppo["update of the critic"] - ppo["roll out"] + 1_543_714_304 / 2**30 * 2 / 2  # without the engine
+    assert VALUE_1_5B * 4 / 2 < gradients < VALUE_1_5B * 4 / 2 + 2  # and activations
+
+    fsdp = "critic.model.fsdp_config"
+    away = memory(f"{fsdp}.param_offload=true", f"{fsdp}.optimizer_offload=true")
+    assert {phase: away[phase] for phase in grpo} == pytest.approx(grpo)
+    assert away["update of the critic"] == ppo["update of the critic"]
+    on_host = memory(f"{fsdp}.offload_policy=true")
+    assert {phase: on_host[phase] for phase in grpo} == pytest.approx(grpo)
+    halves = memory(f"{fsdp}.param_offload=true")
+    assert ppo["update"] - halves["update"] == pytest.approx(VALUE_1_5B * 4 / 2)
+    on_cpu = ["trainer.device=cpu", f"{fsdp}.optimizer_offload=true"]  # host memory is where it is anyway
+    assert memory(*on_cpu)["update"] == memory("trainer.device=cpu")["update"]
+    lone = memory(f"{fsdp}.fsdp_size=1")
+    assert lone["update"] - grpo["update"] == pytest.approx(VALUE_1_5B * 12)
+
+
+def test_memory_of_adapters() -> None:
+    adapters, head = 18_464_768 / 2**30, 1537 / 2**30  # what peft makes of rank 16 on all linear layers
+    grpo, ppo = "algorithm.adv_estimator=grpo", memory("critic.model.lora_rank=16")
+    assert ppo["update"] - memory(grpo)["update"] == pytest.approx((VALUE_1_5B * 4 + adapters * 12 + head * 8) / 2)
+    actor = memory(grpo, "actor_rollout_ref.model.lora_rank=16")
+    frozen = 1_543_714_304 / 2**30
+    assert memory(grpo)["update"] - actor["update"] == pytest.approx((frozen * 12 - adapters * 16) / 2)
+
+    shape = shape_from_json(QWEN_1_5B)
+    assert shape.adapter_parameters(8, ["q_proj"]) == 28 * 8 * (1536 + 1536)
+    assert shape.adapter_parameters(8, ".*mlp.*") == 28 * 8 * 3 * (1536 + 8960)
+
+
+def test_memory_has_the_reward_model_unless_it_is_offloaded() -> None:
+    without = memory()
+    judged = memory("reward_model.enable=true")
+    assert judged == pytest.approx({phase: gib + VALUE_1_5B * 2 / 2 for phase, gib in without.items()})
+    assert memory("reward_model.enable=true", "reward_model.model.fsdp_config.param_offload=true") == without
+
+
+def test_each_model_is_read_from_its_own_folder(tmp_path: Path) -> None:
+    for name, layers in (("policy", 2), ("critic", 1)):
+        (tmp_path / name).mkdir()
+        text = json.dumps({**QWEN_1_5B, "num_hidden_layers": layers, "vocab_size": 1000})
+        (tmp_path / name / "config.json").write_text(text, encoding="utf-8")
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}/policy", f"critic.model.path={tmp_path}/critic",
+                 "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
+    lines = dict(derived_lines(to_dataclass(compose(overrides).config)))
+    block = 1536 * 1536 * 2 + 1536 * 256 * 2 + 1536 + 512 + 3 * 1536 * 8960 + 2 * 1536
+    assert lines["model parameters"] == f"{(1000 * 1536 + 2 * block + 1536) / 1e6:.1f} M"
+    assert lines["critic parameters"] == f"{(1000 * 1536 + block + 1536 + 1537) / 1e6:.1f} M"
+    assert "critic" in lines["memory per rank, roll out"] and "memory per rank, update of the critic" in lines
+    judged = [*overrides, "critic.enable=false", "algorithm.adv_estimator=grpo", "reward_model.enable=true",
+              "reward_model.model.path=some/judge"]
+    lines = dict(derived_lines(to_dataclass(compose(judged).config)))
+    assert "critic parameters" not in lines and "memory per rank, update of the critic" not in lines
+    assert lines["reward model parameters"] == (
+        "unknown and not counted: the config.json of reward_model.model.path is not on this machine"
+    )
 
 
 def test_explain_text_holds_values_numbers_and_remarks() -> None:

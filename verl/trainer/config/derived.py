@@ -1,51 +1,34 @@
-"""Numbers that follow from a configuration: sizes of a step, of a run, and memory by phase.
-
-Memory is an estimate from the model's own ``config.json``: weights, gradients and optimiser state are exact up to
-alignment; activations are those of one micro-batch with the attention kept out.
-"""
+"""Numbers that follow from a configuration: sizes of a step and of a run; those of memory come from ``memory``."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
+from verl.trainer.config.memory import memory_phases, model_shapes
 from verl.trainer.config.schema import PPOTrainerConfig
-from verl.trainer.config.validate_files import local_folder
-
-_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-_GIB = 2**30
-_LOGITS_CHUNK_TOKENS = 2048
-_ADAM_MOMENTS_BYTES = 8  # two fp32 moments a parameter
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What the estimate needs of a decoder model."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    vocabulary: int
-    kv_width: int  # key (or value) features a token and layer
 
 
 def derived_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     """``(what, figure)`` pairs, in reading order."""
     yield from _step_lines(config)
     yield from _run_lines(config)
-    shape = model_shape(config)
-    if shape is None:
+    yield from _memory_lines(config)
+
+
+def _memory_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
+    shapes = model_shapes(config)
+    for model, (key, shape) in shapes.items():
+        if shape is not None:
+            yield f"{model} parameters", f"{shape.parameters / 1e6:,.1f} M"
+        elif model != "model":
+            yield f"{model} parameters", f"unknown and not counted: the config.json of {key} is not on this machine"
+    if shapes["model"][1] is None:
         yield "memory per rank", "unknown: the model's config.json is not on this machine"
-    else:
-        yield "model parameters", f"{shape.parameters / 1e6:,.1f} M"
-        yield from (
-            (f"memory per rank, {phase}", f"{gib:.2f} GiB ({parts})")
-            for phase, gib, parts in memory_phases(config, shape)
-        )
+        return
+    known = {model: shape for model, (_, shape) in shapes.items() if shape is not None}
+    for phase, gib, parts in memory_phases(config, known):
+        yield f"memory per rank, {phase}", f"{gib:.2f} GiB ({parts})"
 
 
 def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -117,99 +100,3 @@ def _rows(files: str | list[str]) -> int | None:
         return sum(int(pq.read_metadata(Path(name).expanduser()).num_rows) for name in names)
     except (OSError, ValueError):
         return None
-
-
-def model_shape(config: PPOTrainerConfig) -> ModelShape | None:
-    """Shape of the policy from its ``config.json``; None where that is not on this machine or not understood."""
-    path = config.actor_rollout_ref.model.path
-    folder = local_folder(path) if path else None
-    if folder is None or not (folder / "config.json").is_file():
-        return None
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    raw = raw.get("text_config", raw) | dict(config.actor_rollout_ref.model.override_config)
-    try:
-        return shape_from_json(raw)
-    except (KeyError, TypeError):
-        return None
-
-
-def shape_from_json(raw: Mapping[str, Any]) -> ModelShape:
-    """The shape of a decoder of the Llama and Qwen families.
-
-    Raises:
-        KeyError, TypeError: the configuration is of another family.
-    """
-    hidden, layers, vocabulary = int(raw["hidden_size"]), int(raw["num_hidden_layers"]), int(raw["vocab_size"])
-    heads, intermediate = int(raw["num_attention_heads"]), int(raw["intermediate_size"])
-    head_dim = int(raw.get("head_dim") or hidden // heads)
-    kv_width = int(raw.get("num_key_value_heads") or heads) * head_dim
-    biases = heads * head_dim + 2 * kv_width if raw.get("model_type") == "qwen2" else 0
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_width + biases
-    block = attention + 3 * hidden * intermediate + 2 * hidden
-    embeddings = vocabulary * hidden * (1 if raw.get("tie_word_embeddings", False) else 2)
-    return ModelShape(
-        parameters=embeddings + layers * block + hidden,
-        layers=layers,
-        hidden=hidden,
-        intermediate=intermediate,
-        vocabulary=vocabulary,
-        kv_width=kv_width,
-    )
-
-
-def memory_phases(config: PPOTrainerConfig, shape: ModelShape) -> Iterator[tuple[str, float, str]]:
-    """``(phase, GiB, parts)`` per rank for the phases of a training step."""
-    main, ranks = config.actor_rollout_ref, config.world_size
-    rollout, fsdp = main.rollout, main.actor.fsdp_config
-    weights = shape.parameters * _BYTES[fsdp.model_dtype] / ranks / _GIB
-    optimiser = shape.parameters * _ADAM_MOMENTS_BYTES / ranks / _GIB
-    reference = 0.0
-    if config.uses_reference and not main.ref.fsdp_config.param_offload and main.model.lora_rank == 0:
-        reference = shape.parameters * _BYTES[main.ref.fsdp_config.model_dtype] / ranks / _GIB
-    tensor_parallel = rollout.ranks_per_engine
-    engine_dtype = (
-        rollout.dtype if rollout.dtype != "auto" else ("float32" if config.trainer.device == "cpu" else "bf16")
-    )
-    engine = shape.parameters * _BYTES[engine_dtype] / tensor_parallel / _GIB
-    kv_token = 2 * shape.layers * shape.kv_width * _BYTES[engine_dtype] / tensor_parallel
-    trained = main.model.lora_rank == 0
-    kept = (0.0 if fsdp.param_offload else weights) + (0.0 if fsdp.optimizer_offload or not trained else optimiser)
-    yield (
-        "roll out",
-        kept + reference + engine,
-        f"trainer {kept:.2f}, reference {reference:.2f}, engine weights {engine:.2f}, and a KV cache of "
-        f"{kv_token / 1024:.1f} KiB a token",
-    )
-    activations = _activations_gib(config, shape)
-    gradients = weights if trained else 0.0
-    total = weights + gradients + (optimiser if trained else 0.0) + reference + activations
-    left = "" if rollout.free_cache_engine and config.trainer.device != "cpu" else ", and the engine stays"
-    yield (
-        "update",
-        total,
-        f"weights {weights:.2f}, gradients {gradients:.2f}, Adam {optimiser if trained else 0.0:.2f}, reference "
-        f"{reference:.2f}, activations {activations:.2f} for {micro_batch_tokens(config)} tokens{left}",
-    )
-
-
-def micro_batch_tokens(config: PPOTrainerConfig) -> int:
-    """Tokens of one micro-batch of the actor's update on a rank, at most."""
-    actor = config.actor_rollout_ref.actor
-    row = config.data.max_prompt_length + config.data.max_response_length
-    if actor.use_dynamic_bsz:
-        return actor.ppo_max_token_len_per_gpu
-    per_rank = actor.ppo_micro_batch_size_per_gpu
-    if per_rank is None:
-        per_rank = max(1, (actor.ppo_micro_batch_size or config.world_size) // config.world_size)
-    return row * per_rank
-
-
-def _activations_gib(config: PPOTrainerConfig, shape: ModelShape) -> float:
-    tokens = micro_batch_tokens(config)
-    width = _BYTES[config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype]
-    one_block = tokens * (8 * shape.hidden + 2 * shape.kv_width + 3 * shape.intermediate) * width
-    blocks = one_block * shape.layers
-    if config.actor_rollout_ref.model.enable_gradient_checkpointing:
-        blocks = one_block + tokens * shape.hidden * shape.layers * width
-    logits = min(tokens, _LOGITS_CHUNK_TOKENS) * shape.vocabulary * 4 * 2
-    return (blocks + logits) / _GIB
