@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.convert import takes_null, to_dataclass
 from verl.trainer.config.errors import ConfigError, nearest, several, unknown_key_message
 from verl.trainer.config.failure import failure_report
 from verl.trainer.config.folders import make_folders
@@ -141,8 +141,8 @@ def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) ->
             meant = nearest(value, names)
             raise ConfigError(
                 f"There is no preset {value!r}; "
-                + (f"did you mean {meant}? " if meant else "")
-                + f"There are: {', '.join(names)}."
+                + (f"did you mean {meant}? There are: " if meant else "there are: ")
+                + f"{', '.join(names)}."
             )
     return selectable
 
@@ -199,7 +199,8 @@ def _check_values(values: Sequence[Override], known: frozenset[str]) -> tuple[li
     for override in values:
         text = str(override.input_line)
         if override.is_delete():
-            raise ConfigError(f"{override.key_or_group} cannot be removed; set another value, such as null.")
+            such_as = ", such as null" if takes_null(override.key_or_group) else ""
+            raise ConfigError(f"{override.key_or_group} cannot be removed; set another value{such_as}.")
         new = [leaf for leaf in _override_leaves(override) if leaf not in known]
         if new and not (override.is_add() or override.is_force_add()):
             problems.append(unknown_key_message(new[0], known))

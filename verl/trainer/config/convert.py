@@ -90,6 +90,14 @@ def known_keys() -> tuple[str, ...]:
     return tuple(_walk(PPOTrainerConfig, ""))
 
 
+def takes_null(key: str) -> bool:
+    """Whether null is a value of the dotted key; False for a group of settings and for a key that the schema lacks."""
+    hint: Any = PPOTrainerConfig
+    for part in key.split("."):
+        hint = field_types(hint).get(part) if is_dataclass(hint) and isinstance(hint, type) else None
+    return hint is not None and type(None) in typing.get_args(hint)
+
+
 def _walk(node_type: type[ConfigNode], path: str) -> Iterator[str]:
     for key, hint in field_types(node_type).items():
         name = _join(path, key)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_SHORT_FOR = "actor_rollout_ref"  # what the documentation leaves out: actor.optim.lr
+_MOST_SHOWN = 4
+
 
 class ConfigError(ValueError):
     """A setting the user can change to make the run possible; the message names the key and what would fit."""
@@ -30,12 +33,38 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     return best
 
 
+def meant_keys(key: str, candidates: Iterable[str]) -> list[str]:
+    """Keys that ``key`` may have been meant for, none to several.
+
+    The short names of the documentation come first (``actor.optim.lr``), then the ends of names (``optim.lr`` of actor
+    and critic), and last what is most like it.
+    """
+    names = sorted(candidates)
+    whole = f"{_SHORT_FOR}.{key}"
+    if whole in names:
+        return [whole]
+    if endings := [name for name in names if name.endswith(f".{key}")]:
+        return endings
+    first = key.partition(".")[0]
+    is_short = f"{_SHORT_FOR}.{first}" in names and first not in names
+    meant = nearest(whole if is_short and first != key else key, names)
+    return [meant] if meant else []
+
+
+def _one_of(names: Sequence[str]) -> str:
+    shown = list(names[:_MOST_SHOWN])
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown)} more of that name")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+
+
 def unknown_key_message(key: str, candidates: Iterable[str]) -> str:
     """One line for a key that is not in the configuration."""
     if key.isupper():
         return f"There is no setting {key}; an environment variable stands before the command: {key}=... bash ..."
-    meant = nearest(key, candidates)
-    hint = f"did you mean {meant}?" if meant else "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
+    meant = meant_keys(key, candidates)
+    see = "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
+    hint = f"did you mean {_one_of(meant)}?" if meant else see
     return f"There is no setting {key}; {hint} (A key of your own is added with a plus: +{key}=...)"
 
 
