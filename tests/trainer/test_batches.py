@@ -63,7 +63,8 @@ def test_trackers_end_on_every_way_out(fails, tmp_path, monkeypatch):
     tracker = SimpleNamespace(finish=lambda: ended.append(True), log=lambda values, step: None)
     monkeypatch.setattr("verl.trainer.ppo.ray_trainer.Tracking.for_run", lambda *args, **options: tracker)
     trainer.run_dir, trainer.val_envs = tmp_path, object()
-    trainer.config = SimpleNamespace(trainer=SimpleNamespace(val_before_train=True, val_only=True, run_dir="run"))
+    settings = SimpleNamespace(val_before_train=True, val_only=True, run_dir="run", progress_bar=False)
+    trainer.config = SimpleNamespace(trainer=settings)
     trainer._verify_weight_sync = lambda: None
     pinned: list[str] = []
     monkeypatch.setattr("verl.trainer.ppo.ray_trainer.pin_split", lambda config, digest: pinned.append(digest) or config)

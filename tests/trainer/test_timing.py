@@ -26,7 +26,7 @@ def test_nested_phases_are_refused():
 def test_parts_of_a_start_overlap_and_the_slowest_rank_counts():
     ledger = StartupLedger()
     ledger.mark("ranks_asked")
-    with ledger.part("waiting"), ledger.part("environments"):
+    with ledger.part("waiting", "waiting for ranks"), ledger.part("environments", "building environments"):
         time.sleep(0.02)
     ledger.add([{"startup/engine": 3.0}, {"startup/engine": 5.0, "startup/model": 1.0}, None])
     ledger.mark("ready")

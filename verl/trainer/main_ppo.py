@@ -23,6 +23,7 @@ from verl.trainer.config.machine import visible_gpus
 from verl.trainer.ppo.rank_failure import interrupted_by_failure
 from verl.trainer.ppo.termination import StopSignals, undisturbed
 from verl.trainer.ppo.timing import StartupLedger
+from verl.utils.progress import reported
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -47,11 +48,11 @@ def run_ppo(config: DictConfig) -> dict[str, float]:
     Raises:
         ConfigError: a value that cannot work, before anything is started.
     """
-    startup = StartupLedger()
     typed = prepare_config(config)
+    startup = StartupLedger(typed.trainer.progress_bar)
     startup.mark("configuration")
     with StopSignals() as signals:
-        with startup.part("ray"):
+        with startup.part("ray", "starting Ray"):
             start_ray(typed)
         signals.listen()
         import ray
@@ -102,7 +103,7 @@ class TaskRunner:
         from verl.trainer.ppo.resources import ResourcePoolManager, Role, start_ranks
 
         limit = config.trainer.start_timeout
-        startup = startup or StartupLedger()
+        startup = startup or StartupLedger(config.trainer.progress_bar)
         roles = {
             Role.ActorRollout: "verl.workers.fsdp_workers.ActorRolloutRefWorker",
             Role.Critic: "verl.workers.fsdp_workers.CriticWorker",
@@ -115,7 +116,8 @@ class TaskRunner:
         )
         ranks = start_ranks(config, roles, pools, config.uses_critic)
         startup.mark("ranks_asked")
-        with _ended_on_failure(ranks), interrupted_by_failure(ranks.warming_up, lambda: ranks.wait(limit)):
+        loading = reported("start: loading libraries, tokenizer and data", config.trainer.progress_bar)
+        with loading, _ended_on_failure(ranks), interrupted_by_failure(ranks.warming_up, lambda: ranks.wait(limit)):
             trainer = self._build_trainer(
                 config, role_worker_mapping=roles, resource_pool_manager=pools, ranks=ranks, startup=startup
             )

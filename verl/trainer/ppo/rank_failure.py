@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FAILURE_SIGNAL = signal.SIGURG
 """Sent to the main thread when a rank has failed. By default a process ignores it, so that a late one does nothing."""
 
-_WITH_BLOCKS_TO_INTERRUPT = (__name__, "verl.trainer.ppo.termination")
+_WITH_BLOCKS_TO_INTERRUPT = (__name__, "verl.trainer.ppo.termination", "verl.utils.progress")
 _KNOCK_SECONDS = 0.2  # between two signals to a main thread that has not answered
 
 

@@ -42,6 +42,7 @@ from verl.trainer.ppo.termination import TerminationGuard, end_all
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import TrainerState
 from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
+from verl.utils.progress import reported
 from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -147,13 +148,14 @@ class RayPPOTrainer(CheckpointedTrainer):
         for group in filter(None, (self.critic_wg, self.rm_wg, self.actor_rollout_wg)):
             loading.append((group, group.execute_ranks_async(ranks, "init_model", self.total_training_steps)))
         calls = [*self._ranks.warming_up, *chain.from_iterable(refs for _, refs in loading)]
-        with self.startup.part("environments"), interrupted_by_failure(calls, lambda: self._wait_until_loaded(loading)):
+        building = self.startup.part("environments", "building the environments")
+        with building, interrupted_by_failure(calls, lambda: self._wait_until_loaded(loading)):
             self.envs, self.val_envs = self._make_envs()
         self._wait_until_loaded(loading)
 
     def _wait_until_loaded(self, loading: list[tuple[RayWorkerGroup, list[ray.ObjectRef]]]) -> None:
         limit = self.config.trainer.start_timeout
-        with self.startup.part("waiting_for_ranks"):
+        with self.startup.part("waiting_for_ranks", "waiting for ranks to load the model"):
             self.startup.add(self._ranks.wait(timeout=limit))
             for group, refs in loading:
                 reports = group.get(refs, method="init_model", timeout=limit, key="trainer.start_timeout")
@@ -163,7 +165,8 @@ class RayPPOTrainer(CheckpointedTrainer):
 
     def fit(self) -> dict[str, float]:
         """Train until ``total_training_steps``; returns the metrics of the last validation (empty without one)."""
-        self._load_checkpoint()
+        with reported("start: looking for a checkpoint and loading it", self.config.trainer.progress_bar):
+            self._load_checkpoint()
         self.config = pin_split(self.config, self._split_digest())
         self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
         try:
@@ -176,7 +179,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         last_val: dict[str, float] = {}
         first_step = self.global_steps
         assert self.startup is not None, "training starts once"
-        with self.startup.part("probe"):
+        with self.startup.part("probe", "comparing engine and trainer"):
             self._verify_weight_sync()
         self.startup.mark("ready")
         logger.info("seconds of the start-up: %s", self.startup)
@@ -190,10 +193,10 @@ class RayPPOTrainer(CheckpointedTrainer):
             for state_before, shell in self._batches():
                 self.global_steps += 1
                 is_last = self.global_steps >= self.total_training_steps
-                timer, metrics = StepTimer(), {}
+                timer, metrics = StepTimer(f"step {self.global_steps}", self.config.trainer.progress_bar), {}
                 with guard.interruptible():
                     guard.drop_if_requested()  # while the batch was read
-                    with timer.phase("gen"):
+                    with timer.phase("gen", has_bar=True):
                         rows = self._roll_out(shell, metrics)
                     rows = self._score(rows, timer, metrics)
                     rows = self._arrange(rows, metrics)
@@ -208,7 +211,7 @@ class RayPPOTrainer(CheckpointedTrainer):
                 with timer.phase("dump_rollout_generations"):
                     dumps.write_rollout(self.config.trainer.rollout_data_dir, rows, self.tokenizer, self.global_steps)
                 if self._due(self.config.trainer.test_freq, is_last) and not guard.requested:
-                    with timer.phase("testing"):
+                    with timer.phase("testing", has_bar=True):
                         last_val = self._validate()
                     metrics.update(last_val)
                 if self._due(self.config.trainer.save_freq, is_last) or guard.requested:

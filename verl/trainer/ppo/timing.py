@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import psutil
+
+from verl.utils.progress import reported
 
 
 class StepTimer:
@@ -17,21 +19,34 @@ class StepTimer:
         with timer.phase("gen"):
             ...
         seconds = timer.finish()   # {"gen": 12.1, "other": 0.02, "step": 12.12}
+
+    A phase shows that it runs, see ``reported``.
+
+    Args:
+        title: what the phases belong to, such as ``step 3``.
+        progress_bar: whether a terminal may have moving lines.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "step", progress_bar: bool = True) -> None:
+        self._title, self._progress_bar = title, progress_bar
         self._start = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._open: str | None = None
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Charge the time spent inside to ``name`` (added up when the phase is entered again)."""
+    def phase(self, name: str, has_bar: bool = False) -> Iterator[None]:
+        """Charge the time spent inside to ``name`` (added up when the phase is entered again).
+
+        Args:
+            has_bar: it shows a progress bar of its own, where the run has such.
+        """
         assert self._open is None, f"phase {name!r} starts inside phase {self._open!r}: seconds would count twice"
         self._open = name
         begin = time.perf_counter()
+        shown_elsewhere = has_bar and self._progress_bar
         try:
-            yield
+            with nullcontext() if shown_elsewhere else reported(f"{self._title}: {name}", self._progress_bar):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
             self._open = None
@@ -49,17 +64,22 @@ class StartupLedger:
     """Seconds of the parts of a start as ``startup/*``.
 
     Parts run side by side, here and on the ranks, so they do not add up. Marks count from the start of this process.
+
+    Args:
+        progress_bar: whether a terminal may have moving lines that say what is waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress_bar: bool = True) -> None:
+        self._progress_bar = progress_bar
         self._seconds: dict[str, float] = {}
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Charge the time spent inside to ``startup/<name>``."""
+    def part(self, name: str, doing: str) -> Iterator[None]:
+        """Charge the time spent inside to ``startup/<name>``; shows that it runs as ``start: <doing>``."""
         begin = time.perf_counter()
         try:
-            yield
+            with reported(f"start: {doing}", self._progress_bar):
+                yield
         finally:
             self._seconds[f"startup/{name}"] = time.perf_counter() - begin
 
