@@ -188,6 +188,18 @@ def test_explain_text_holds_values_numbers_and_remarks() -> None:
     assert "data.return_raw_chat (the chat is always kept)" in text
 
 
+def test_columns_are_apart_even_after_a_long_value() -> None:
+    text = explain(compose(["preset=embedded", f"trainer.run_dir=/{'long/' * 20}"]))
+    (line,) = [line for line in text.splitlines() if line.startswith("trainer.run_dir ")]
+    assert [part.strip() for part in line.split("  ") if part] == ["trainer.run_dir", f"/{'long/' * 20}", "command line"]
+
+
+def test_explain_names_a_missing_file_with_code_of_the_users_own(tmp_path: Path, runnable: list[str]) -> None:
+    done = run(tmp_path, *runnable, "explain=true", "actor_rollout_ref.model.external_lib=missing.py")
+    assert done.returncode == 2 and "actor_rollout_ref.model.external_lib=missing.py: there is no file" in done.stderr
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 def test_explain_prints_and_writes_nothing(tmp_path: Path, runnable: list[str]) -> None:
     done = run(tmp_path, *runnable, "explain=true")
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl.trainer.config import ConfigError, compose_config, default_config, to_dataclass, validate
+from verl.trainer.config import ConfigError, compose_config, default_config, machine, to_dataclass, validate
 from verl.trainer.config.convert import known_keys
 from verl.trainer.config.derived import derived_lines
 from verl.trainer.config.machine import resolve_device, visible_gpus
@@ -53,7 +53,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 JUDGED = ["reward_model.enable=true", "reward_model.model.path=a/judge", "reward_model.micro_batch_size_per_gpu=8"]
 FILTERED = ["algorithm.filter_groups.enable=true", "env.rollout.n=8"]
-OWN_WITH_CRITIC = ["actor_rollout_ref.model.external_lib=mine", "algorithm.adv_estimator=mine", "critic.enable=true"]
+OWN_WITH_CRITIC = ["actor_rollout_ref.model.external_lib=json", "algorithm.adv_estimator=mine", "critic.enable=true"]
 OVERLONG = ["reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=100"]
 RULES = [
     (["data.train_batch_size=12", "env.rollout.n=2", "trainer.n_gpus_per_node=5", f"{ROLLOUT}.tensor_model_parallel_size=1"],
@@ -149,6 +149,18 @@ RULES = [
     (["reward_model.reward_manager=naive"], "use episode"),
     (["trainer.default_hdfs_dir=hdfs://x"], "use null"),
     ([f"{ACTOR}.checkpoint.contents=[model]"], "lacks optimizer, extra"),
+    (["actor_rollout_ref.model.external_lib=missing.py"],
+     "actor_rollout_ref.model.external_lib=missing.py: there is no file /"),
+    (["actor_rollout_ref.model.external_lib=[json,no_such_module.a]"],
+     "actor_rollout_ref.model.external_lib=no_such_module.a: there is no such module; give a file (ending in .py)"),
+    (["critic.model.external_lib=missing.py"], "critic.model.external_lib=missing.py: there is no file /"),
+    ([*JUDGED, "reward_model.model.external_lib=a/b"], "reward_model.model.external_lib=a/b: there is no such module"),
+    (["data.custom_cls.path=missing.py"], "data.custom_cls.path=missing.py: there is no such file"),
+    (["data.custom_cls.path=missing.py"], "data.custom_cls.name is not set"),
+    (["custom_reward_function.path=missing.py"], "custom_reward_function.path=missing.py: there is no such file"),
+    (["critic.model.tokenizer_path=/nowhere"], "critic.model.tokenizer_path=/nowhere: there is no folder /nowhere"),
+    ([*JUDGED, "reward_model.model.input_tokenizer=/nowhere"], "reward_model.model.input_tokenizer=/nowhere: there is"),
+    (["trainer.resume_mode=resume_path", "trainer.resume_from_path=/tmp"], "must end in global_step_<number>"),
     (["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path=.../global_step_N"),
     (["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_3"], "there is no such folder"),
     (["trainer.total_epochs=0"], "has to be at least 1"),
@@ -217,7 +229,7 @@ def test_an_estimator_of_the_users_own_may_have_a_critic(sound: list[str]) -> No
 
 
 def test_own_names_are_accepted_with_a_module_that_registers_them(sound: list[str]) -> None:
-    check(sound, "algorithm.adv_estimator=mine", "env.env_name=chess", "actor_rollout_ref.model.external_lib=my_module")
+    check(sound, "algorithm.adv_estimator=mine", "env.env_name=chess", "actor_rollout_ref.model.external_lib=json.tool")
 
 
 def test_environment_names_are_those_that_are_registered() -> None:
@@ -321,6 +333,35 @@ def test_a_node_without_effect_names_the_keys_that_were_changed(sound: list[str]
     assert "reward_model.model.fsdp_config.fsdp_size (rewards" in line and "env.search.topk (no such" in line
     assert "critic.rollout_n (the group size is env.rollout.n)" in line and line.count("(") == 3
     assert notices(default_config("env.search.topk=5", "actor_rollout_ref.model.external_lib=mine")) == []
+
+
+def test_code_of_roles_that_a_run_has_not_is_not_looked_for(sound: list[str], tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit", encoding="utf-8")  # found, not run
+    monkeypatch.chdir(tmp_path)
+    unused = ["critic.model.external_lib=missing.py", "reward_model.model.external_lib=missing.py",
+              "critic.model.tokenizer_path=/nowhere", "algorithm.adv_estimator=grpo"]
+    check(sound, *unused, "actor_rollout_ref.model.external_lib=[mine.py,json]", "data.custom_cls.path=mine.py",
+          "data.custom_cls.name=Rows", "custom_reward_function.path=mine.py")
+
+
+def test_a_checkpoint_that_is_not_resumed_is_said() -> None:
+    path = "trainer.resume_from_path=runs/global_step_3"
+    (line,) = notices(default_config(path))
+    assert line.startswith(f"{path} has no effect with trainer.resume_mode=auto, which goes on from trainer.default")
+    assert "which starts anew" in notices(default_config(path, "trainer.resume_mode=disable"))[0]
+    assert notices(default_config(path, "trainer.resume_mode=resume_path")) == []
+
+
+def test_more_ranks_than_cores_are_said(monkeypatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(machine, "cpu_count", lambda: 4)
+    on_cpu = ["trainer.device=cpu", "env.rollout.n=2"]
+    assert notices(default_config(*on_cpu, "trainer.n_gpus_per_node=4")) == []
+    (line,) = notices(default_config(*on_cpu, "trainer.n_gpus_per_node=32"))
+    assert "trainer.n_gpus_per_node=32 ranks share the 4 CPU(s)" in line and "use trainer.n_gpus_per_node=4" in line
+    assert notices(default_config("env.rollout.n=2", "trainer.n_gpus_per_node=32")) == []  # GPUs have a rule
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert notices(default_config(*on_cpu, "trainer.n_gpus_per_node=32")) == []
 
 
 def test_other_notices() -> None:

@@ -113,6 +113,7 @@ def test_prompts_are_rendered_and_cut_as_asked(tmp_path):
         ("rollout.tensor_model_parallel_size=3", "does not divide the 8 ranks"),
         ("model.path=null", "model.path is not set"),
         ("model.path=/nowhere", "model.path=/nowhere: there is no folder"),
+        ("model.external_lib=missing.py", "model.external_lib=missing.py: there is no file"),
         ("rollout.temperature=-1", "rollout.temperature must be 0"),
         ("rollout.top_p=3", "rollout.top_p must lie in"),
         ("rollout.top_k=-5", "rollout.top_k must be -1"),

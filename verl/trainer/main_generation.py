@@ -28,7 +28,7 @@ from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.schema.offline import GenerationConfig
 from verl.trainer.config.tool import output_problem, sigterm_stops, tool_main
-from verl.trainer.config.validate_files import check_model_path
+from verl.trainer.config.validate_files import check_external_lib, check_model_path
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ def check(config: GenerationConfig) -> None:
     ) if not value]  # fmt: skip
     if config.model.path:
         problems += check_model_path("model.path", config.model.path)
+    problems += check_external_lib("model.external_lib", config.model.external_lib)
     try:
         sampling_settings(rollout)
     except ValueError as error:

@@ -19,7 +19,8 @@ _VALUE_WIDTH = 34
 def explain(composition: Composition) -> str:
     """The text that ``explain=true`` prints."""
     config = resolve_device(to_dataclass(composition.config))
-    lines = [f"{name:<{_NAME_WIDTH}} {value:<{_VALUE_WIDTH}} {source}" for name, value, source in sources(composition)]
+    rows = sources(composition)
+    lines = [f"{name:<{_NAME_WIDTH}}  {value:<{_VALUE_WIDTH}}  {source}" for name, value, source in rows]
     lines += ["", "What follows from it:"]
     lines += [f"  {name:<44} {value}" for name, value in derived_lines(config)]
     remarks = notices(config)

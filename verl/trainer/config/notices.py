@@ -1,8 +1,9 @@
-"""Settings that have no effect here: accepted, and said once in one line with what replaces them."""
+"""Settings that have no effect here, said once in one line with what replaces them, and other things worth noting."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl.trainer.config import machine
 from verl.trainer.config.names import ADV_ESTIMATORS
-from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.config.schema import PPOTrainerConfig, TrainerConfig
 
 _PACKED = "rows are always packed"
 _CHUNKED = "log-probabilities are computed in chunks"
@@ -129,7 +131,23 @@ def notices(config: PPOTrainerConfig) -> list[str]:
             f"trainer.critic_warmup={config.trainer.critic_warmup} keeps the actor from learning before that step, and "
             f"algorithm.adv_estimator={estimator} has no critic to wait for; use trainer.critic_warmup=0"
         )
-    return lines
+    return [*lines, *_run_notices(config.trainer)]
+
+
+def _run_notices(trainer: TrainerConfig) -> Iterator[str]:
+    """About where a run goes on from, and the machine it is on."""
+    if trainer.resume_from_path is not None and trainer.resume_mode != "resume_path":
+        instead = "starts anew" if trainer.resume_mode == "disable" else "goes on from trainer.default_local_dir"
+        yield (
+            f"trainer.resume_from_path={trainer.resume_from_path} has no effect with trainer.resume_mode="
+            f"{trainer.resume_mode}, which {instead}; use trainer.resume_mode=resume_path"
+        )
+    cores, ranks = machine.cpu_count(), trainer.n_gpus_per_node
+    if trainer.device == "cpu" and ranks > max(cores, 2) and not os.environ.get("RAY_ADDRESS"):
+        yield (
+            f"trainer.n_gpus_per_node={ranks} ranks share the {cores} CPU(s) of this machine: they take turns, and "
+            f"each is a process with memory of its own; use trainer.n_gpus_per_node={max(cores, 2)}"
+        )
 
 
 def _changed(config: PPOTrainerConfig, key: str) -> bool:

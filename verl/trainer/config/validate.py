@@ -15,7 +15,13 @@ from verl.trainer.config.errors import ConfigError, nearest, several
 from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSES, TRACKERS
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
-from verl.trainer.config.validate_files import check_model, check_parquet, check_paths
+from verl.trainer.config.validate_files import (
+    check_code,
+    check_model,
+    check_parquet,
+    check_paths,
+    check_tokenizers,
+)
 from verl.trainer.config.validate_numbers import (
     at_least,
     check_covariance_losses,
@@ -342,6 +348,8 @@ RULES: tuple[Rule, ...] = (
     check_optim,
     check_schedule,
     check_model,
+    check_tokenizers,
+    check_code,
     check_parquet,
     check_paths,
 )

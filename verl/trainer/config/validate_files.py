@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from verl.trainer.config.names import folder_name_problem
 from verl.trainer.config.schema import PPOTrainerConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_STEP_FOLDER = re.compile(r"global_step_\d+$")
 _PREPARE = "python -m examples.data_preprocess.prepare --mode text"
 
 
@@ -105,6 +107,54 @@ def _parquet_rows(path: Path) -> int:
     return int(pq.read_metadata(path).num_rows)
 
 
+def check_code(config: PPOTrainerConfig) -> Iterator[str]:
+    """Files and modules with code of the user's own."""
+    policy = config.actor_rollout_ref.model.external_lib
+    yield from check_external_lib("actor_rollout_ref.model.external_lib", policy)
+    for key, source, used in (
+        ("critic.model.external_lib", config.critic.model.external_lib, config.uses_critic),
+        ("reward_model.model.external_lib", config.reward_model.model.external_lib, config.reward_model.enable),
+    ):
+        if used and source != policy:
+            yield from check_external_lib(key, source)
+    for node, path, name in (
+        ("data.custom_cls", config.data.custom_cls.path, config.data.custom_cls.name),
+        ("custom_reward_function", config.custom_reward_function.path, config.custom_reward_function.name),
+    ):
+        if not path:
+            continue
+        if not Path(path).expanduser().is_file():
+            yield f"{node}.path={path}: there is no such file"
+        if not name:
+            yield f"{node}.name is not set: it says what to take from {path}"
+
+
+def check_external_lib(key: str, source: str | list[str] | None) -> Iterator[str]:
+    """Names of files (``.py``) or modules of which there is none; nothing is imported."""
+    for name in [source] if isinstance(source, str) else source or []:
+        if name.endswith(".py"):
+            if not Path(name).expanduser().is_file():
+                yield f"{key}={name}: there is no file {Path(name).expanduser().absolute()}"
+        elif not _importable(name.partition(".")[0]):
+            yield f"{key}={name}: there is no such module; give a file (ending in .py) or an importable module"
+
+
+def _importable(package: str) -> bool:
+    return bool(package) and (package in sys.modules or importlib.util.find_spec(package) is not None)
+
+
+def check_tokenizers(config: PPOTrainerConfig) -> Iterator[str]:
+    """Folders of tokenizers, where they are not those of a model that is checked already."""
+    policy, critic = config.actor_rollout_ref.model.path, config.critic.model
+    for key, path, used in (
+        ("critic.model.tokenizer_path", critic.tokenizer_path, config.uses_critic and critic.path is not None),
+        ("reward_model.model.input_tokenizer", config.reward_model.model.input_tokenizer, config.reward_model.enable),
+    ):
+        folder = local_folder(path) if used and path and path not in (policy, critic.path) else None
+        if folder is not None and not folder.is_dir():
+            yield f"{key}={path}: there is no folder {folder}; check the path, or use a hub name"
+
+
 def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
     """Other files and folders that a setting names."""
     webshop = config.env.webshop
@@ -117,12 +167,6 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
                 f"env.webshop.data_dir={webshop.data_dir}: there is no such folder; use the folder with the official "
                 "files, or null for the embedded catalogue"
             )
-    for key, path in (
-        ("data.custom_cls.path", config.data.custom_cls.path),
-        ("custom_reward_function.path", config.custom_reward_function.path),
-    ):
-        if path is not None and not Path(path).expanduser().is_file():
-            yield f"{key}={path}: there is no such file"
     trainer = config.trainer
     for key, name in (
         ("trainer.project_name", trainer.project_name),
@@ -131,8 +175,10 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
         if problem := folder_name_problem(key, name):
             yield problem
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is not None:
-        if "global_step_" in trainer.resume_from_path and not Path(trainer.resume_from_path).expanduser().is_dir():
+        if not Path(trainer.resume_from_path).expanduser().is_dir():
             yield f"trainer.resume_from_path={trainer.resume_from_path}: there is no such folder"
+        elif not _STEP_FOLDER.search(Path(trainer.resume_from_path).name):
+            yield f"trainer.resume_from_path={trainer.resume_from_path} must end in global_step_<number>"
     for key, path in (("trainer.run_dir", trainer.run_dir), ("trainer.default_local_dir", trainer.default_local_dir)):
         if not path:
             yield f"{key} is empty; use a folder"
