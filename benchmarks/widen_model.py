@@ -31,7 +31,7 @@ from transformers import Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from benchmarks.widening import UNUSED_MARGIN, Widening, WideShape, check_shapes
-from verl.utils.fs import copy_to_local
+from verl.utils.fs import copy_to_local, open_to_readers
 from verl.utils.tokenizer import hf_tokenizer
 
 logger = logging.getLogger("benchmarks.widen_model")
@@ -159,6 +159,7 @@ def save(wide: Qwen2ForCausalLM, small_folder: Path, output: Path) -> None:
             if file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != "config.json":
                 if not file.name.endswith(".index.json"):
                     shutil.copyfile(file, part / file.name)
+        open_to_readers(part)
         os.rename(part, output)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

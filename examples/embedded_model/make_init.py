@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from examples.embedded_model.make_tokenizer import train
+from verl.utils.fs import open_to_readers
 
 HEAD_DIM = 32  # the smallest that vLLM's CPU attention has
 
@@ -61,6 +62,7 @@ def main() -> None:
     model = Qwen2ForCausalLM(config)
     pairs = tie_blank_forms(model, tokenizer)
     model.save_pretrained(args.output)
+    open_to_readers(args.output)
     logging.info("%d words start equal with and without a blank", pairs)
     logging.info("%s holds config.json and a tokenizer of %d entries", args.output, len(tokenizer))
 

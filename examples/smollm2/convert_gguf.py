@@ -22,6 +22,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from verl.utils.fs import open_to_readers
+
 logger = logging.getLogger(__name__)
 
 CONTROL_TOKEN = 3  # of tokenizer.ggml.token_type
@@ -161,6 +163,7 @@ def convert(source: Path, target: Path) -> None:
     tokenizer.save_pretrained(target)
     generation = {key: getattr(config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (target / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+    open_to_readers(target)
     logger.info("%d tensors, %d parameters: %s", len(weights), sum(w.numel() for w in weights.values()), target)
 
 

@@ -115,6 +115,8 @@ def test_the_folder_is_the_trained_model(saved, base, tmp_path, capsys):
     assert compare(dict(model.named_parameters()), saved[1]["full"]).none
     assert hf_tokenizer(str(tmp_path / "out")).encode("w5 w7") == [5, 7]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "usual").touch()
+    assert {file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {(tmp_path / "usual").stat().st_mode}
     start = dict(AutoModelForCausalLM.from_pretrained(base).named_parameters())
     largest = max(
         float((tensor - start[name].detach()).abs().max())

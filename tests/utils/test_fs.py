@@ -133,3 +133,18 @@ def test_too_little_shared_memory_uses_the_source(model, tmp_path, monkeypatch, 
     monkeypatch.setattr(fs.shutil, "disk_usage", lambda path: usage)
     assert fs.copy_to_local(str(model), use_shm=True, cache_dir=tmp_path / "shm") == str(model)
     assert "use_shm" in caplog.text
+
+
+def test_weights_get_the_mode_of_files_written_beside_them(tmp_path):
+    weights, other = tmp_path / "model.safetensors", tmp_path / "notes.txt"
+    for mask, expected in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
+        for file in (weights, other):
+            file.touch()
+            file.chmod(0o600)
+        before = os.umask(mask)
+        try:
+            fs.open_to_readers(tmp_path)
+        finally:
+            os.umask(before)
+        assert weights.stat().st_mode & 0o777 == expected and other.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "notes.txt"]

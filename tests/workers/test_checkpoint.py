@@ -153,6 +153,7 @@ def test_adapters_train_alone_and_the_reference_is_the_base(model_path: str, tmp
     folder = tmp_path / "global_step_2" / "actor"
     run.files.save_checkpoint(str(folder), global_step=2)
     export_model(run.module, tmp_path / "merged")
+    assert len({file.stat().st_mode for file in (tmp_path / "merged").iterdir()}) == 1
     resumed = _Run(model_path, lora=LORA)
     resumed.files.load_checkpoint(str(folder))
     assert _equal(run.train(2).state().copy() | {"noise": torch.zeros(1)}, resumed.train(2).state() | {"noise": torch.zeros(1)})

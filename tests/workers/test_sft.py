@@ -73,7 +73,9 @@ def test_it_learns_a_tiny_set_and_exports_the_model(folder: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, 121))
     assert lines[-1]["val/loss"] < 0.2 < 3.0 < lines[0]["train/loss"]
     assert lines[0]["train/lr"] == 0.0 and lines[-1]["train/lr"] < 1e-4
-    model = AutoModelForCausalLM.from_pretrained(folder / "run" / "huggingface").eval()
+    export = folder / "run" / "huggingface"
+    assert len({file.stat().st_mode for file in export.iterdir()}) == 1, "all of it can be read by the same users"
+    model = AutoModelForCausalLM.from_pretrained(export).eval()
     prompt, response = trainer.train_data[0]
     logits = model(torch.from_numpy(np.concatenate([prompt, response])).long()[None]).logits[0]
     assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == response.tolist()

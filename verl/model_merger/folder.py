@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from verl.utils.fs import open_to_readers
 
 
 @contextlib.contextmanager
@@ -34,12 +36,13 @@ def staged_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
                 f"--target_dir {target}: {needed_bytes / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free "
                 "there; make room or give a folder on another disk"
             )
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        staging = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        staging.mkdir()
     except OSError as error:
         raise ValueError(f"--target_dir {target} cannot be written: {error}") from error
     try:
         yield staging
-        staging.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        open_to_readers(staging, "*")
         os.replace(staging, target)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
@@ -48,12 +51,6 @@ def staged_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
                 f"--target_dir {target}: the disk is full; nothing was kept. Make room or give another folder"
             ) from error
         raise
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _disk_is_full(error: BaseException) -> bool:

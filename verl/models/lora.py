@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from verl.utils.fs import open_to_readers
+
 if TYPE_CHECKING:
     from peft import LoraConfig
 
@@ -158,3 +160,4 @@ def save_adapter(folder: str | Path, state: Mapping[str, torch.Tensor], settings
         modules_to_save=[settings.head] if settings.head else None,
     )
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, default=str), encoding="utf-8")
+    open_to_readers(folder)

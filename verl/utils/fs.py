@@ -19,7 +19,15 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["copy_to_local", "copy_to_shm", "hub_snapshot", "is_non_local", "local_mkdir_safe", "resolve_package_path"]
+__all__ = [
+    "copy_to_local",
+    "copy_to_shm",
+    "hub_snapshot",
+    "is_non_local",
+    "local_mkdir_safe",
+    "open_to_readers",
+    "resolve_package_path",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +191,22 @@ def local_mkdir_safe(path: str | Path) -> str:
     path = os.path.abspath(path)
     os.makedirs(path, exist_ok=True)
     return path
+
+
+def open_to_readers(folder: Path, pattern: str = "*.safetensors") -> None:
+    """Give files in ``folder`` the mode that others written there have (umask, access lists).
+
+    safetensors makes its files readable for their owner alone.
+    """
+    fresh = folder / f".mode-{os.getpid()}"
+    fresh.touch(exist_ok=False)
+    try:
+        mode = fresh.stat().st_mode & 0o777
+    finally:
+        fresh.unlink()
+    for file in folder.glob(pattern):
+        if file.is_file():
+            file.chmod(mode)
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:

@@ -17,6 +17,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from verl.utils.fs import open_to_readers
 from verl.utils.fsdp_utils import reshard
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ def export_model(
         folder.mkdir(parents=True, exist_ok=True)
         save_torch_state_dict(state, str(folder), metadata={"format": "pt"})
         save_model_description(model, folder, tokenizer, dtype)
+        open_to_readers(folder)
         logger.info("model written to %s", folder)
     dist.barrier()
 
