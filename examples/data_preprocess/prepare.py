@@ -76,11 +76,14 @@ def _same(path: Path, table: pa.Table) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=MODES, default="visual", help="what observations are (default: visual)")
-    parser.add_argument("--local_dir", default="~/data/verl-agent/", help="files go to LOCAL_DIR/MODE/")
-    parser.add_argument("--hdfs_dir", default=None, help="also copy the files to this mounted folder")
-    parser.add_argument("--train_data_size", type=int, default=256, help="rows of train.parquet: tasks per epoch")
-    parser.add_argument("--val_data_size", type=int, default=256, help="rows of test.parquet: validation tasks")
+    add = parser.add_argument
+    modes = "what observations are; models that read text only need text (default: %(default)s, as in verl-agent)"
+    add("--mode", choices=MODES, default="visual", help=modes)
+    add("--local_dir", default="~/data/verl-agent/", help="files go to LOCAL_DIR/MODE/ (default: %(default)s)")
+    add("--hdfs_dir", default=None, help="also copy the files to this mounted folder (default: none)")
+    rows = "rows of {}.parquet: {} (default: %(default)s)"
+    add("--train_data_size", type=int, default=256, help=rows.format("train", "tasks per epoch"))
+    add("--val_data_size", type=int, default=256, help=rows.format("test", "validation tasks"))
     arguments = parser.parse_args(argv)
     folder = Path(arguments.local_dir).expanduser() / arguments.mode
     for split, name, size in (

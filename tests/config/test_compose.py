@@ -78,6 +78,13 @@ def test_values_take_the_type_of_their_key() -> None:
     assert config.trainer.logger == "console"
 
 
+def test_runs_of_the_embedded_preset_have_a_folder_for_each_estimator() -> None:
+    run_dir = default_config("preset=embedded", "algorithm.adv_estimator=grpo").trainer.run_dir
+    assert run_dir == "checkpoints/verl_agent_webshop/embedded_grpo"
+    named = default_config("preset=embedded", "trainer.experiment_name=mine")
+    assert named.trainer.run_dir == "checkpoints/verl_agent_webshop/mine"
+
+
 def test_added_keys_are_kept_in_their_node() -> None:
     config = default_config("+algorithm.mine=3", "++env.webshop.deep.er=[1,2]",
                             "+actor_rollout_ref.rollout.repetition_penalty=1.1")

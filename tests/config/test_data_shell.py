@@ -69,6 +69,16 @@ def test_sizes_have_to_be_positive(tmp_path: Path, capsys) -> None:
     assert caught.value.code == 2 and "--train_data_size=0 has to be at least 1" in capsys.readouterr().err
 
 
+def test_help_says_the_defaults_and_the_mode_of_text_models(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no name is broken over lines
+    with pytest.raises(SystemExit) as caught:
+        prepare.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0 and said.count("(default: 256)") == 2
+    assert "LOCAL_DIR/MODE/ (default: ~/data/verl-agent/)" in said
+    assert "models that read text only need text (default: visual" in said
+
+
 def test_rows_of_the_dataset(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.parquet", ["one two", "three"]), write(tmp_path / "b.parquet", ["four"])]
     dataset = RLHFDataset(files, WordTokenizer(), data(max_prompt_length=5, apply_chat_template_kwargs={"closing": "x y"}))
