@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -41,11 +42,16 @@ def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_a_checkpoint_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGINT)],
+    ids=["sigterm", "sigterm to its group", "ctrl-c"],
+)
+def test_a_signal_saves_a_checkpoint_and_leaves_no_process(tmp_path, send, number):
     with Run(tmp_path, "killed", "trainer.total_training_steps=1000", "trainer.save_freq=-1") as run:
         run.wait_for(lambda: run.has_logged(2))
-        run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 128 + signal.SIGTERM
+        send(run.process.pid, number)
+        assert run.end() == 128 + number, run.output[-3000:]
         assert not run.wait_until_gone()
     assert int((run.folder / "latest_checkpointed_iteration.txt").read_text()) >= 2
 

@@ -62,12 +62,14 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
     import ray
 
     from verl.utils.lost_actors import unusable_ray_folder
+    from verl.utils.process_sessions import children_in_own_sessions
 
     if not ray.is_initialized():
         if not os.environ.get("RAY_ADDRESS") and (unusable := unusable_ray_folder()):
             raise ConfigError(unusable)
         own = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "num_cpus": config.ray_init.num_cpus}
-        ray.init(**own, include_dashboard=False, logging_level=logging.WARNING)
+        with children_in_own_sessions():
+            ray.init(**own, include_dashboard=False, logging_level=logging.WARNING)
     try:
         scores = _score(config, rows)
     finally:

@@ -66,12 +66,15 @@ def run_ppo(config: DictConfig) -> dict[str, float]:
 def start_ray(config: PPOTrainerConfig) -> None:
     """Start a local Ray, or join the one that ``RAY_ADDRESS`` names.
 
+    A signal to the group of this process does not reach the processes of a local Ray, so that this one can answer it.
+
     Raises:
         ConfigError: a Ray of our own cannot start in the folder it would take, such as on a full disk.
     """
     import ray
 
     from verl.utils.lost_actors import unusable_ray_folder
+    from verl.utils.process_sessions import children_in_own_sessions
 
     if ray.is_initialized():
         return
@@ -83,13 +86,14 @@ def start_ray(config: PPOTrainerConfig) -> None:
         if config.trainer.device == "cuda":
             resources["num_gpus"] = visible_gpus()
         os.environ.setdefault(*NO_IDLE_WORKERS)
-    ray.init(
-        **resources,
-        include_dashboard=False,
-        log_to_driver=True,
-        logging_level=logging.WARNING,
-        runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}},
-    )
+    with children_in_own_sessions():
+        ray.init(
+            **resources,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}},
+        )
 
 
 class TaskRunner:

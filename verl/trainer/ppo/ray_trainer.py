@@ -42,6 +42,7 @@ from verl.trainer.ppo.termination import TerminationGuard, end_all
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
 from verl.trainer.ppo.trainer_checkpoint import TrainerState
 from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
+from verl.utils.process_sessions import children_in_own_sessions
 from verl.utils.progress import reported
 from verl.utils.tracking import Tracking
 
@@ -232,7 +233,8 @@ class RayPPOTrainer(CheckpointedTrainer):
         With each comes the state from before it was fetched: what a checkpoint holds if its step is dropped.
         """
         while self.global_steps < self.total_training_steps:
-            batches = iter(self.train_dataloader)
+            with children_in_own_sessions():  # a SIGTERM to the group would end them, and that would raise here
+                batches = iter(self.train_dataloader)
             state = self._trainer_state(self.global_steps)
             for batch in batches:
                 yield state, DataProto.from_single_dict(batch)
