@@ -20,13 +20,13 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.ranks import run_ranks
 from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer, tiny_config
-from verl.trainer import fsdp_sft_trainer
+from verl.trainer import sft_trainer
 from verl.trainer.config.sft_schema import sft_config
-from verl.trainer.fsdp_sft_trainer import SFTTrainer
+from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.dataset.sft_dataset import SFTDataset
 from verl.utils.tokenizer import hf_tokenizer
 
-YAML = Path(fsdp_sft_trainer.__file__).parent / "config" / "sft_trainer.yaml"
+YAML = Path(sft_trainer.__file__).parent / "config" / "sft_trainer.yaml"
 
 
 def _trainer(folder: Path, **changes: Any) -> SFTTrainer:
@@ -96,7 +96,7 @@ def test_a_run_that_stops_and_resumes_is_bitwise_the_run_that_did_not(folder: Pa
 
 def _loss_of_a_layered_checkpoint(folder: Path) -> tuple[float, float]:
     place = {"trainer.default_local_dir": str(folder / "layers")}
-    with mock.patch.object(fsdp_sft_trainer, "SMALL_MODEL", 0):
+    with mock.patch.object(sft_trainer, "SMALL_MODEL", 0):
         layered = _trainer(folder, **place)
     for _ in range(5):
         layered.train_step()
@@ -163,8 +163,26 @@ def test_what_is_not_set_or_not_possible_ends_with_code_2_and_one_line(tmp_path:
             ["model.path=m", "data.train_files=f", "optim.lr_scheduler=linear"],
             "Configuration error: optim.lr_scheduler='linear': use one of cosine, constant\n",
         ),
+        (
+            ["model.path=m", "data.train_files=missing.parquet"],
+            "Configuration error: data.train_files=missing.parquet: there is no such file\n",
+        ),
+        (
+            ["model.path=/nowhere", f"data.train_files=[{YAML}]", "data.val_files=b.jsonl", "model.tokenizer_path=/no"],
+            "Configuration error: 3 settings do not work:\n"
+            "  data.val_files=b.jsonl: there is no such file\n"
+            "  model.path=/nowhere: there is no folder /nowhere; check the path, or use a hub name\n"
+            "  model.tokenizer_path=/no: there is no folder /no; use a folder or a hub name\n",
+        ),
     ):
         command = [sys.executable, "-m", "verl.trainer.fsdp_sft_trainer", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(YAML.parents[3])}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stderr) == (2, said)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_imports_no_torch_before_its_checks() -> None:
+    script = "import sys, verl.trainer.fsdp_sft_trainer; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(YAML.parents[3])}
+    assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=300).returncode == 0

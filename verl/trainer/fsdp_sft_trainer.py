@@ -1,318 +1,32 @@
-"""Supervised fine-tuning on packed rows with FSDP2.
+"""Entry point of supervised fine-tuning: compose, check, train.
 
     python3 -m verl.trainer.fsdp_sft_trainer data.train_files=train.parquet model.path=folder
     torchrun --nproc-per-node 2 -m verl.trainer.fsdp_sft_trainer …
 
-The loss of a step is the mean negative log-probability over all response tokens of its rows, on all ranks. Rows are
-packed into micro-batches by a token budget; nothing is padded. Left out: sequence parallelism and sample weights.
+The trainer, whose imports take long, is in ``sft_trainer`` and imported after the checks.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import sys
-import time
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import hydra
-import numpy as np
-import torch
-import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
-from verl.models.build import ModelSpec, build_model
-from verl.models.heads import forward_log_probs
-from verl.models.lora import LoraSettings
-from verl.models.micro_batches import split_by_tokens
-from verl.models.packing import PackedRows, pack_rows
-from verl.trainer.config.errors import ConfigError
-from verl.trainer.config.sft_schema import SFTConfig, sft_config
+from verl.trainer.config.errors import ConfigError, several
+from verl.trainer.config.sft_schema import SFTConfig, check_files, sft_config
 from verl.trainer.config.tool import exit_code
-from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
-from verl.utils.checkpoint.hf_export import export_model
-from verl.utils.dataset.sft_dataset import SFTDataset
-from verl.utils.fs import copy_to_local
-from verl.utils.fsdp_utils import (
-    SMALL_MODEL,
-    ShardingOptions,
-    begin_micro_batch,
-    create_device_mesh,
-    ensure_process_group,
-    reshard,
-    to_torch_dtype,
-)
-from verl.utils.logger.aggregate_logger import short_number
-from verl.utils.lr_schedule import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
-from verl.utils.tokenizer import hf_tokenizer
-from verl.workers.guarded_step import GuardedOptimizer
-
-logger = logging.getLogger(__name__)
-
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
-_EMPTY_ROW = (np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32))
-
-
-class SFTTrainer:
-    """One run. Every method is collective: all ranks call it alike."""
-
-    def __init__(self, config: SFTConfig) -> None:
-        self.config = config
-        run = config.trainer
-        self.device_type = run.device
-        if self.device_type == "auto":
-            self.device_type = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.device_type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        ensure_process_group(self.device_type)
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.device = torch.device(self.device_type)
-        self.folder = Path(run.default_local_dir).expanduser()
-        torch.manual_seed(run.seed + self.rank)
-
-        self.tokenizer = self._load_tokenizer()
-        self.train_data = self._dataset(config.data.train_files)
-        self.val_data = self._dataset(config.data.val_files) if config.data.val_files else None
-        batch = config.data.train_batch_size
-        self.steps_per_epoch = -(-len(self.train_data) // batch)
-        self.total_steps = run.total_training_steps or self.steps_per_epoch * run.total_epochs
-
-        self.model = self._build_model()
-        self.optimizer = torch.optim.AdamW(
-            [p for p in self.model.parameters() if p.requires_grad],
-            lr=config.optim.lr,
-            betas=tuple(config.optim.betas),
-            weight_decay=config.optim.weight_decay,
-            fused=self.device_type == "cuda",
-        )
-        self.guard = GuardedOptimizer(self.model, self.optimizer, config.optim.clip_grad)
-        self.scheduler = self._build_scheduler()
-        self.checkpoints = FSDPCheckpointManager(
-            self.model,
-            self.optimizer,
-            self.scheduler,
-            self.tokenizer,
-            base_path=copy_to_local(config.model.path, key="model.path"),
-        )
-        self.global_step = 0
-
-    # -- construction -------------------------------------------------------------------------------------------
-
-    def _load_tokenizer(self) -> Any | None:
-        model = self.config.model
-        key = "model.tokenizer_path" if model.tokenizer_path else "model.path"
-        folder = Path(copy_to_local(model.tokenizer_path or model.path, key=key))
-        if not any(folder.glob("tokenizer*")):
-            logger.info("%s has no tokenizer: rows must hold token ids", folder)
-            return None
-        return hf_tokenizer(str(folder), trust_remote_code=model.trust_remote_code)
-
-    def _dataset(self, files: Any) -> SFTDataset:
-        data = self.config.data
-        return SFTDataset(
-            files,
-            self.tokenizer,
-            prompt_key=data.prompt_key,
-            response_key=data.response_key,
-            max_length=data.max_length,
-            truncation=data.truncation,
-            apply_chat_template=data.apply_chat_template,
-            append_eos=data.append_eos,
-            loss_on_prompt=data.loss_on_prompt,
-        )
-
-    def _build_model(self) -> torch.nn.Module:
-        model, on_cuda = self.config.model, self.device_type == "cuda"
-        sharding = model.fsdp_config
-        dtype = to_torch_dtype(sharding.model_dtype or ("bf16" if on_cuda else "fp32"))
-        targets = model.target_modules
-        lora = LoraSettings(model.lora_rank, model.lora_alpha, targets) if model.lora_rank > 0 else None
-        spec = ModelSpec(
-            path=copy_to_local(model.path, key="model.path"),
-            override_config=model.override_config,
-            random_init=model.random_init,
-            seed=self.config.trainer.seed,
-            gradient_checkpointing=model.enable_gradient_checkpointing,
-            trust_remote_code=model.trust_remote_code,
-            lora=lora,
-        )
-        options = ShardingOptions(
-            param_dtype=dtype if dtype != torch.float32 else None,
-            reduce_dtype=torch.float32 if dtype != torch.float32 else None,
-            reshard_after_forward=sharding.reshard_after_forward and self.world_size > 1,
-            compile_layers=model.torch_compile and on_cuda,
-            whole_below=SMALL_MODEL,
-        )
-        mesh = create_device_mesh(self.world_size, sharding.fsdp_size, self.device_type)
-        return build_model(spec, mesh, options)
-
-    def _build_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
-        optim = self.config.optim
-        warmup = int(optim.warmup_steps_ratio * self.total_steps)
-        if optim.lr_scheduler == "constant":
-            return get_constant_schedule_with_warmup(self.optimizer, warmup)
-        return get_cosine_schedule_with_warmup(self.optimizer, warmup, self.total_steps, optim.min_lr_ratio)
-
-    # -- data ---------------------------------------------------------------------------------------------------
-
-    def _rows_of_step(self, step: int) -> np.ndarray:
-        """This rank's row indices of optimiser step ``step`` (0-based): a function of seed and step alone."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        order = np.random.default_rng((self.config.trainer.seed, epoch)).permutation(len(self.train_data))
-        batch = self.config.data.train_batch_size
-        rows = order[position * batch : (position + 1) * batch]
-        # Longest first, dealt like cards there and back: token sums of the ranks stay close.
-        rows = rows[np.argsort(-self.train_data.lengths[rows], kind="stable")]
-        rank_of = np.arange(len(rows)) % (2 * self.world_size)
-        return rows[np.minimum(rank_of, 2 * self.world_size - 1 - rank_of) == self.rank]
-
-    def _micro_batches(self, data: SFTDataset, rows: np.ndarray) -> list[PackedRows]:
-        """Packed micro-batches, as many on every rank (empty ones fill up)."""
-        groups = split_by_tokens(data.lengths[rows].tolist(), self.config.data.max_token_len_per_gpu)
-        count = torch.tensor(len(groups), device=self.device)
-        dist.all_reduce(count, op=dist.ReduceOp.MAX)
-        groups += [[] for _ in range(int(count) - len(groups))]
-        batches = []
-        for group in groups:
-            members = [data[int(rows[i])] for i in group] or [_EMPTY_ROW]
-            batches.append(pack_rows(*zip(*members), device=self.device))
-        return batches
-
-    def _global_tokens(self, batches: list[PackedRows]) -> tuple[int, int]:
-        """Response tokens and all tokens over all ranks."""
-        counts = torch.tensor(
-            [sum(len(b.labels) for b in batches), sum(b.num_tokens for b in batches)], device=self.device
-        )
-        dist.all_reduce(counts)
-        learnt, seen = counts.tolist()
-        return learnt, seen
-
-    # -- the loop -----------------------------------------------------------------------------------------------
-
-    def train_step(self) -> dict[str, float]:
-        """One optimiser step; returns its metrics."""
-        started = time.perf_counter()
-        batches = self._micro_batches(self.train_data, self._rows_of_step(self.global_step))
-        learnt, seen = self._global_tokens(batches)
-        total = torch.zeros((), device=self.device)
-        for number, packed in enumerate(batches, 1):
-            begin_micro_batch(self.model, last=number == len(batches))
-            log_probs, _ = forward_log_probs(self.model, packed, temperature=1.0, with_entropy=False)
-            loss = -log_probs.sum() / learnt
-            (loss * self.world_size).backward()  # FSDP averages gradients over ranks
-            total += loss.detach()
-        dist.all_reduce(total)
-        lr = self.scheduler.get_last_lr()[0]
-        norm, _ = self.guard.step(total)
-        self.scheduler.step()
-        self.global_step += 1
-        seconds = time.perf_counter() - started
-        return {
-            "train/loss": float(total),
-            "train/grad_norm": norm,
-            "train/lr": lr,
-            "train/skipped_steps": float(self.guard.skipped_steps),
-            "perf/tokens_per_second": seen / seconds,
-            "timing_s/step": seconds,
-        }
-
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Mean negative log-probability over all response tokens of the validation rows, and its exponential."""
-        assert self.val_data is not None
-        self.model.eval()
-        rows = np.arange(len(self.val_data))[self.rank :: self.world_size]
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for packed in self._micro_batches(self.val_data, rows):
-            log_probs, _ = forward_log_probs(self.model, packed, temperature=1.0, with_entropy=False)
-            sums += torch.stack([-log_probs.double().sum(), sums.new_tensor(len(packed.labels))])
-        dist.all_reduce(sums)
-        reshard(self.model)
-        self.model.train()
-        loss = float(sums[0] / sums[1])
-        return {"val/loss": loss, "val/perplexity": float(np.exp(min(loss, 50.0)))}
-
-    def fit(self) -> None:
-        """Resume if there is something to resume, train to the end, export."""
-        run = self.config.trainer
-        if run.resume_mode == "auto":
-            self.resume()
-        tracker = self._tracker()
-        while self.global_step < self.total_steps:
-            metrics = self.train_step()
-            last = self.global_step == self.total_steps
-            if self.val_data is not None and (last or _due(self.global_step, run.test_freq)):
-                metrics.update(self.validate())
-            if (last and run.save_freq != 0) or _due(self.global_step, run.save_freq):
-                self.save()
-            if last or _due(self.global_step, run.log_freq) or "val/loss" in metrics:
-                self._log(metrics, tracker)
-        self.export()
-
-    def _tracker(self) -> Any | None:
-        run = self.config.trainer
-        backends = [name for name in run.logger if name != "console"]
-        if self.rank or not backends:
-            return None
-        from verl.utils.tracking import Tracking
-
-        return Tracking(run.project_name, run.experiment_name, backends, asdict(self.config))
-
-    def _log(self, metrics: dict[str, float], tracker: Any | None) -> None:
-        if self.rank:
-            return
-        epoch = self.global_step / self.steps_per_epoch
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"step": self.global_step, "epoch": epoch, **metrics}) + "\n")
-        shown = " - ".join(f"{key}:{short_number(value)}" for key, value in metrics.items())
-        logger.info("step:%d/%d - %s", self.global_step, self.total_steps, shown)
-        if tracker is not None:
-            tracker.log(data=metrics, step=self.global_step)
-
-    # -- files --------------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Write a checkpoint of the current step and name it the newest."""
-        path = self.folder / f"global_step_{self.global_step}" / "model"
-        keep = self.config.trainer.max_ckpt_to_keep
-        self.checkpoints.save_checkpoint(str(path), global_step=self.global_step, max_ckpt_to_keep=keep)
-        if self.rank == 0:
-            partial = self.folder / (TRACKER_FILE + ".tmp")
-            partial.write_text(str(self.global_step), encoding="utf-8")
-            os.replace(partial, self.folder / TRACKER_FILE)
-
-    def resume(self) -> None:
-        """Continue from the newest checkpoint of this run's folder, if there is one."""
-        tracker = self.folder / TRACKER_FILE
-        if not tracker.is_file():
-            return
-        path = self.folder / f"global_step_{tracker.read_text(encoding='utf-8').strip()}" / "model"
-        self.global_step = self.checkpoints.load_checkpoint(str(path))
-        logger.info("resumed from %s", path)
-
-    def export(self) -> None:
-        """Write the trained model as a Hugging Face folder."""
-        run = self.config.trainer
-        name = run.export_dtype or ("bf16" if self.device_type == "cuda" else "fp32")
-        export_model(self.model, run.export_dir or self.folder / "huggingface", self.tokenizer, to_torch_dtype(name))
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 @hydra.main(config_path="config", config_name="sft_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     """Hydra entry. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work, 130 = Ctrl-C."""
     stopped = "Stopped; the same command goes on from the newest checkpoint (trainer.save_freq)."
-    sys.exit(exit_code(lambda: _train(config), stopped))
+    sys.exit(exit_code(lambda: _train(_checked(config)), stopped))
 
 
-def _train(config: DictConfig) -> None:
+def _checked(config: DictConfig) -> SFTConfig:
+    """The typed configuration; ConfigError where it cannot work."""
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ConfigError(f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} to be set")
@@ -322,7 +36,15 @@ def _train(config: DictConfig) -> None:
         typed = sft_config(tree)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    SFTTrainer(typed).fit()
+    if problems := list(check_files(typed)):
+        raise ConfigError(several(problems))
+    return typed
+
+
+def _train(config: SFTConfig) -> None:
+    from verl.trainer.sft_trainer import SFTTrainer
+
+    SFTTrainer(config).fit()
 
 
 if __name__ == "__main__":

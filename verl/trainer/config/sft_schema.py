@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl.trainer.config.names import folder_name_problem
+from verl.trainer.config.validate_files import check_model_path, local_folder
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,21 @@ def sft_config(tree: dict[str, Any]) -> SFTConfig:
     if config.data.train_batch_size <= 0:
         raise ValueError("data.train_batch_size must be positive")
     return config
+
+
+def check_files(config: SFTConfig) -> Iterator[str]:
+    """Files and folders of the configuration that are not there, one line each."""
+    data, model, folder = config.data, config.model, config.trainer.default_local_dir
+    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        for name in [files] if isinstance(files, str) else files or []:
+            if not Path(name).is_file():
+                yield f"{key}={name}: there is no such file"
+    yield from check_model_path("model.path", model.path)
+    tokenizer = local_folder(model.tokenizer_path) if model.tokenizer_path else None
+    if tokenizer is not None and not tokenizer.is_dir():
+        yield f"model.tokenizer_path={model.tokenizer_path}: there is no folder {tokenizer}; use a folder or a hub name"
+    if Path(folder).expanduser().is_file():
+        yield f"trainer.default_local_dir={folder} is a file; use a folder"
 
 
 def _section(kind: type, tree: dict[str, Any], name: str) -> Any:
