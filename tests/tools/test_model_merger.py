@@ -15,19 +15,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.workers.ranks import run_ranks
 from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer
 from verl.model_merger.__main__ import _stop, main
 from verl.model_merger.compare import compare
 from verl.model_merger.folder import staged_folder
+from verl.model_merger.models import check_tokenizer
 from verl.model_merger.shards import open_shards
 from verl.model_merger.state import adapter_scale
 from verl.models.build import ModelSpec, build_model
 from verl.models.lora import LoraSettings
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh
 from verl.utils.tokenizer import hf_tokenizer
 
@@ -290,6 +292,21 @@ def test_a_full_target_and_a_full_disk_are_refused(saved, tmp_path, capsys, monk
     assert [path.name for path in tmp_path.iterdir()] == ["out"] and not any(target.iterdir())
     monkeypatch.undo()
     assert main(arguments) == 0  # an empty folder is taken
+
+
+def test_a_tokenizer_that_transformers_misreads_is_named(tmp_path, caplog):
+    for file in Path(copy_to_local("pkg://agent_system.environments.env_package.webshop/embedded_model")).iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, tmp_path)
+    assert check_tokenizer(tmp_path, trust_remote_code=False)
+    assert "Load it with transformers.PreTrainedTokenizerFast" in caplog.text
+    right = PreTrainedTokenizerFast.from_pretrained(tmp_path)("Red shoes")["input_ids"]
+    assert right == hf_tokenizer(str(tmp_path))("Red shoes")["input_ids"]
+    assert right != AutoTokenizer.from_pretrained(tmp_path)("Red shoes")["input_ids"]
+    caplog.clear()
+    (tmp_path / "config.json").unlink()  # the other remedy
+    assert check_tokenizer(tmp_path, trust_remote_code=False) and not caplog.text
+    assert right == AutoTokenizer.from_pretrained(tmp_path)("Red shoes")["input_ids"]
 
 
 def test_keep_needs_adapters_and_a_scale(saved, tmp_path, capsys):

@@ -17,8 +17,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    AutoTokenizer,
     GenerationConfig,
     PretrainedConfig,
+    PreTrainedTokenizerBase,
 )
 
 from verl.utils.tokenizer import hf_tokenizer
@@ -33,6 +35,7 @@ _AUTO_CLASSES = {
 _COPIED = (".json", ".txt", ".jinja", ".model", ".py")
 _NOT_COPIED = ("config.json", "generation_config.json", "checkpoint.json")
 _SHARD_SIZE = "5GB"
+_SAMPLE = "I'd like 2 Red T-shirts (size XL), price lower than 40.50 dollars\n\n  click[Buy Now] Größe 全 w5 w7"
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def check_forward(model: nn.Module, folder: Path) -> None:
 
 
 def check_tokenizer(folder: Path, trust_remote_code: bool) -> bool:
-    """Whether the folder has a tokenizer; one that it has must load.
+    """Whether the folder has a tokenizer; one that it has must load. A warning says where transformers misreads it.
 
     Raises:
         ValueError: it does not load.
@@ -181,7 +184,22 @@ def check_tokenizer(folder: Path, trust_remote_code: bool) -> bool:
         logger.warning("%s has no tokenizer: copy that of the base model beside it", folder)
         return False
     try:
-        hf_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+        tokenizer = hf_tokenizer(str(folder), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"the tokenizer in {folder} does not load: {error}") from error
+    if _is_misread(folder, tokenizer, trust_remote_code):
+        logger.warning(
+            "transformers.AutoTokenizer gives other tokens for this folder than the model was trained with: for this "
+            "model type it replaces parts of tokenizer.json. Load it with transformers.PreTrainedTokenizerFast, or "
+            "copy the tokenizer's files to a folder without config.json (vLLM: --tokenizer FOLDER)"
+        )
     return True
+
+
+def _is_misread(folder: Path, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool) -> bool:
+    """Whether ``AutoTokenizer`` reads ``_SAMPLE`` otherwise without saying so."""
+    try:
+        usual = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # whoever tries it hears of it
+    return usual(_SAMPLE)["input_ids"] != tokenizer(_SAMPLE)["input_ids"]
