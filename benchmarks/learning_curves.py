@@ -129,10 +129,12 @@ def write_csv(runs: Sequence[Path], target: Path) -> None:
 
 
 def draw(runs: Sequence[Path], compared: Sequence[str], target: Path) -> None:
+    """Draw ``target``; without matplotlib a warning says what to do."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        logger.warning("matplotlib is not installed: no plot")
+        table = target.with_suffix(".csv")
+        logger.warning("%s is not drawn: `pip install matplotlib` and repeat; the numbers are in %s", target, table)
         return
     size = (10, 4) if compared else (7, 4)
     figure, panels = plt.subplots(1, 2 if compared else 1, figsize=size, sharey=True, squeeze=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,10 @@ def test_training_is_compared_seed_by_seed_at_the_steps_that_both_have(tmp_path:
 
 def test_smoothing_takes_fewer_neighbours_at_the_ends() -> None:
     assert smoothed([0, 3, 6, 0], width=3) == [1.5, 3, 3, 3]
+
+
+def test_without_matplotlib_the_numbers_are_named(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    draw([], [], tmp_path / "curves.png")
+    assert "pip install matplotlib" in caplog.text and str(tmp_path / "curves.csv") in caplog.text
+    assert not list(tmp_path.iterdir())

@@ -56,7 +56,7 @@ def end_actors(workers: Sequence[ActorHandle], prefix: str, grace_seconds: float
         logger.debug("the register center of %s is gone already", prefix)
     _, left = psutil.wait_procs(group_processes(prefix), timeout=_LEAVE_SECONDS)
     for process in left:
-        logger.info("process %d outlived its worker and is killed", process.pid)
+        logger.debug("process %d outlived its worker and is killed", process.pid)
         try:
             process.kill()
         except psutil.NoSuchProcess:
