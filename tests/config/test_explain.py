@@ -188,6 +188,14 @@ def test_explain_text_holds_values_numbers_and_remarks() -> None:
     assert "data.return_raw_chat (the chat is always kept)" in text
 
 
+@pytest.mark.parametrize("size", [
+    "trainer.n_gpus_per_node", "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+])
+def test_nothing_follows_from_a_size_of_zero(size: str) -> None:
+    assert list(derived_lines(to_dataclass(compose(["preset=embedded", f"{size}=0"]).config))) == []
+
+
 def test_columns_are_apart_even_after_a_long_value() -> None:
     text = explain(compose(["preset=embedded", f"trainer.run_dir=/{'long/' * 20}"]))
     (line,) = [line for line in text.splitlines() if line.startswith("trainer.run_dir ")]

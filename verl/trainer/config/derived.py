@@ -10,7 +10,11 @@ from verl.trainer.config.schema import PPOTrainerConfig
 
 
 def derived_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
-    """``(what, figure)`` pairs, in reading order."""
+    """``(what, figure)`` pairs, in reading order; a configuration with a size below 1 has none."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    sizes = (config.world_size, config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.ranks_per_engine)
+    if min(sizes) < 1:
+        return
     yield from _step_lines(config)
     yield from _run_lines(config)
     yield from _memory_lines(config)
