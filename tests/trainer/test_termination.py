@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,28 @@ def test_a_second_signal_in_a_step_ends_the_run_without_saying_that_no_step_is_u
     assert error.value.code == 143
     assert [record.message for record in caplog.records] == [
         "SIGTERM: saving a checkpoint and stopping (send it again to stop at once)",
+        "SIGTERM: stopping at once; checkpoints written so far are whole",
+    ]
+
+
+@pytest.fixture()
+def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM comes again while the first one is being taken, as GNU ``timeout`` sends it."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def test_a_signal_that_is_sent_twice_at_once_is_one(sent_twice: None, caplog: pytest.LogCaptureFixture) -> None:
+    saved = False
+    with pytest.raises(TerminationRequested), StopSignals() as signals:
+        with TerminationGuard() as guard, guard.interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+        saved = True
+        assert guard.requested is signal.SIGTERM and signals.requested is None
+        with undisturbed():
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert saved and [record.message for record in caplog.records] == [
+        "SIGTERM: saving a checkpoint and stopping (send it again to stop at once)",
+        "SIGTERM: stopping as soon as imports are done",
         "SIGTERM: stopping at once; checkpoints written so far are whole",
     ]
 

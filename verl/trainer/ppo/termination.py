@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from verl.trainer.ppo.rank_failure import FAILURE_SIGNAL, between_blocks
 
 logger = logging.getLogger(__name__)
 
+_REPEAT_SECONDS = 0.1  # a human needs longer to send a second one
+
 
 class TerminationRequested(SystemExit):
     """The run was asked to stop; a checkpoint of the last finished step was written, if there is one."""
@@ -21,6 +24,15 @@ class TerminationRequested(SystemExit):
 
 class _Interrupt(KeyboardInterrupt):
     """Leaves the interruptible part of a step. Ray's waits end with a ``KeyboardInterrupt`` of their own for it."""
+
+
+def _ignore_repeats(number: int) -> None:
+    """For a moment, drop a signal that was just taken: GNU ``timeout`` sends it to a process and then to its group.
+
+    The caller sets the next handler afterwards.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    time.sleep(_REPEAT_SECONDS)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -69,7 +81,10 @@ class TerminationGuard:
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested is not None:  # a repeat, before it could be ignored
+            return
         self.requested = signal.Signals(number)
+        _ignore_repeats(number)
         logger.warning("%s: saving a checkpoint and stopping (send it again to stop at once)", self.requested.name)
         self._restore()
         if self._may_interrupt and not between_blocks(frame):
@@ -137,7 +152,10 @@ class StopSignals:
             raise TerminationRequested(128 + self.requested) from error  # calls into C fail in ways of their own
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested is not None:
+            return
         self.requested = signal.Signals(number)
+        _ignore_repeats(number)
         logger.warning("%s: stopping at once; checkpoints written so far are whole", self.requested.name)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -152,15 +170,22 @@ def undisturbed() -> Iterator[None]:
     aborts. A second signal ends the process as the system does. Without effect outside the main thread.
     """
     held: list[int] = []
+    taken = False
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if held:
+        nonlocal taken
+        if taken:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        if held:
+            return
         held.append(number)
+        _ignore_repeats(number)
+        signal.signal(number, hold)
+        taken = True
         logger.warning("%s: stopping as soon as imports are done", signal.Signals(number).name)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
