@@ -97,6 +97,43 @@ def test_a_signal_that_is_sent_twice_at_once_is_one(sent_twice: None, caplog: py
     ]
 
 
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals(), TerminationGuard() as guard, guard.interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert guard.requested is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+SAVES_AFTER_THE_TERMINAL_IS_CLOSED = """
+import os, pathlib, signal, sys, time
+from verl.trainer.ppo.termination import StopSignals, TerminationGuard
+with StopSignals(), TerminationGuard() as guard:
+    print("ready", flush=True)
+    deadline = time.monotonic() + 60
+    while guard.requested is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGHUP)  # the shell sends it, and then the kernel
+    print("a line of the step", flush=True)
+    pathlib.Path(sys.argv[1]).write_text("checkpoint")
+    guard.raise_if_requested(1, pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_a_closed_terminal_does_not_keep_the_checkpoint_from_being_written(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", SAVES_AFTER_THE_TERMINAL_IS_CLOSED, str(tmp_path / "saved")]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 1000)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=100) == 128 + signal.SIGHUP
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+
+
 def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with TerminationGuard():
@@ -119,7 +156,7 @@ def test_other_errors_are_not_hidden():
         raise RuntimeError("a real one")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_where_nothing_is_to_be_saved_the_run_ends_at_once(number: signal.Signals, code: int):
     before, ended = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)), []
     with pytest.raises(TerminationRequested) as error, StopSignals():

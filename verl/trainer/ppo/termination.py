@@ -1,7 +1,8 @@
-"""SIGTERM and Ctrl-C: save what is finished, then stop."""
+"""SIGTERM, SIGHUP (a terminal is closed) and Ctrl-C: save what is finished, then stop."""
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -26,6 +27,12 @@ class _Interrupt(KeyboardInterrupt):
     """Leaves the interruptible part of a step. Ray's waits end with a ``KeyboardInterrupt`` of their own for it."""
 
 
+def _stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that end a run: SIGHUP is none under ``nohup``, which has it ignored."""
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return signal.SIGTERM, signal.SIGINT, *hangup
+
+
 def _ignore_repeats(number: int) -> None:
     """For a moment, drop a signal that was just taken: GNU ``timeout`` sends it to a process and then to its group.
 
@@ -33,6 +40,19 @@ def _ignore_repeats(number: int) -> None:
     """
     signal.signal(number, signal.SIG_IGN)
     time.sleep(_REPEAT_SECONDS)
+    if number == signal.SIGHUP:
+        _leave_closed_terminal()
+
+
+def _leave_closed_terminal() -> None:
+    """What is written to a terminal that was closed raises, and so would end the run before its checkpoint."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"\n")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -54,7 +74,7 @@ def _failure_before(error: BaseException | None) -> BaseException | None:
 
 
 class TerminationGuard:
-    """Turns SIGTERM and SIGINT into an orderly stop.
+    """Turns SIGTERM, SIGHUP and SIGINT into an orderly stop.
 
     Inside ``interruptible()`` the step is dropped at once, since nothing has been learnt from it yet; elsewhere
     (update, saving, validation) the signal waits until that is done. A second signal is answered as it was before.
@@ -66,7 +86,7 @@ class TerminationGuard:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> TerminationGuard:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _stop_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -87,6 +107,8 @@ class TerminationGuard:
         _ignore_repeats(number)
         logger.warning("%s: saving a checkpoint and stopping (send it again to stop at once)", self.requested.name)
         self._restore()
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)  # shell and kernel both send it, and nobody can send it again
         if self._may_interrupt and not between_blocks(frame):
             raise _Interrupt
 
@@ -116,7 +138,7 @@ class TerminationGuard:
 
 
 class StopSignals:
-    """SIGTERM and Ctrl-C where nothing is to be saved: while a run starts, validates first, and ends.
+    """SIGTERM, SIGHUP and Ctrl-C where nothing is to be saved: while a run starts, validates first, and ends.
 
     The first one raises ``TerminationRequested`` wherever the run is, and so ends what it has started. A second one
     ends the process as the system does. The second one of a ``TerminationGuard`` comes here as the first.
@@ -132,7 +154,7 @@ class StopSignals:
 
     def listen(self) -> None:
         """Take the signals; again after ``ray.init``, which takes SIGTERM and answers it with an abort."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _stop_signals():
             previous = signal.signal(number, self._handle)
             self._previous.setdefault(number, previous)
 
@@ -164,7 +186,7 @@ class StopSignals:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold SIGTERM, Ctrl-C and the failure of a rank back until the block ends; for imports of C++ extensions.
+    """Hold SIGTERM, SIGHUP, Ctrl-C and the failure of a rank back until the block ends; for imports of C++ extensions.
 
     What a handler raises in the middle of torch's import meets C++ code that expects no exception, and the process
     aborts. A second signal ends the process as the system does. Without effect outside the main thread.
@@ -188,7 +210,7 @@ def undisturbed() -> Iterator[None]:
         taken = True
         logger.warning("%s: stopping as soon as imports are done", signal.Signals(number).name)
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in _stop_signals()}
     handlers = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
     for number in handlers:
         signal.signal(number, hold)
