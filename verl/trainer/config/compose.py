@@ -274,8 +274,8 @@ def hydra_main(run: Callable[[DictConfig], Any]) -> Callable[[], None]:
     relative ``--config-path`` is looked for from the current folder. Before ``run`` is called the configuration is
     composed, typed and validated; ``explain=true`` prints it with sources and derived numbers and ends.
 
-    Exit codes: 0 = done, 1 = the run failed, 2 = the configuration cannot run (one line on standard error), 130 =
-    stopped by Ctrl-C.
+    Exit codes: 0 = done, 1 = the run failed, 2 = the configuration cannot run (one line on standard error), 128 + N
+    = stopped by signal N, such as 130 for Ctrl-C.
     """
 
     @functools.wraps(run)
