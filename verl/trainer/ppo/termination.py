@@ -218,9 +218,9 @@ def undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             if held:
                 signal.raise_signal(held[0])
         finally:
