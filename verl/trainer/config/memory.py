@@ -1,7 +1,7 @@
 """Memory of a rank by phase of a training step, estimated from the models' own ``config.json``.
 
 Weights, gradients and optimiser state are exact up to alignment; activations are those of one micro-batch with the
-attention kept out.
+attention kept out. Weights that FSDP gathers on top of its shards are left out.
 """
 
 from __future__ import annotations
