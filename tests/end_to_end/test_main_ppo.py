@@ -44,8 +44,11 @@ def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("send", "number"),
-    [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGINT)],
-    ids=["sigterm", "sigterm to its group", "ctrl-c"],
+    [
+        pytest.param(os.kill, signal.SIGTERM, id="sigterm", marks=pytest.mark.recipes),  # the group's includes it
+        pytest.param(os.killpg, signal.SIGTERM, id="sigterm to its group"),
+        pytest.param(os.killpg, signal.SIGINT, id="ctrl-c"),
+    ],
 )
 def test_a_signal_saves_a_checkpoint_and_leaves_no_process(tmp_path, send, number):
     with Run(tmp_path, "killed", "trainer.total_training_steps=1000", "trainer.save_freq=-1") as run:
