@@ -4,11 +4,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from verl.trainer.ppo.termination import StopSignals, TerminationGuard, TerminationRequested, undisturbed
+
+
+@pytest.fixture(autouse=True)
+def not_under_nohup() -> Iterator[None]:
+    """Here, and in processes that a test starts, SIGHUP is not ignored, however the tests themselves are run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_an_interruptible_part_is_left_at_once():
