@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -26,11 +25,11 @@ from typing import Any
 import torch
 
 from verl.utils.checkpoint.errors import explained_read, explained_write
+from verl.utils.checkpoint.step_folder import is_step_folder, step_of
 
 logger = logging.getLogger(__name__)
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
-_STEP_FOLDER = re.compile(r"global_step_(\d+)$")
 
 
 @dataclass
@@ -48,14 +47,6 @@ class TrainerState:
     tracker: dict[str, Any] = field(default_factory=dict)
     split_digest: str | None = None
     collector: dict[str, Any] = field(default_factory=dict)
-
-
-def step_of(folder: Path) -> int:
-    """The step in a checkpoint folder's name; ``ValueError`` if the name holds none."""
-    match = _STEP_FOLDER.search(folder.name)
-    if match is None:
-        raise ValueError(f"trainer.resume_from_path={folder} must end in global_step_<number>")
-    return int(match.group(1))
 
 
 def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
@@ -144,7 +135,7 @@ class CheckpointFolder:
 
 def complete_checkpoints(root: Path) -> list[Path]:
     """The checkpoint folders under ``root`` that were written whole, in the order they were written."""
-    folders = (f for f in root.glob("global_step_*") if _STEP_FOLDER.search(f.name))
+    folders = (f for f in root.glob("global_step_*") if is_step_folder(f))
     return sorted(folders, key=lambda folder: (folder.stat().st_mtime_ns, step_of(folder)))
 
 
