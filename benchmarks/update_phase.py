@@ -146,9 +146,7 @@ class Bench:
         half = torch.bfloat16 if self.device.type == "cuda" else None
         self.sharding = ShardingOptions(half, torch.float32 if half else None, args.reshard_after_forward)
         gathered_below = parameters_to_keep_gathered(args.device, torch.bfloat16) if args.keep_gathered else 0
-        self.sharding = dataclasses.replace(
-            self.sharding, whole_below=args.whole_below, gathered_below=gathered_below
-        )
+        self.sharding = dataclasses.replace(self.sharding, whole_below=args.whole_below, gathered_below=gathered_below)
         self.costs = StepCosts(self.device)  # of all updates of a row together
         self.occupied = torch.empty(int(args.occupied_gib * 2**30), dtype=torch.uint8, device=self.device)
 
@@ -195,7 +193,7 @@ class Bench:
         actor_config = dataclasses.replace(
             default_config("preset=embedded").actor_rollout_ref.actor,
             use_dynamic_bsz=True,
-            ppo_mini_batch_size=self.args.rows * self.world,
+            ppo_mini_batch_size=(self.args.mini_rows or self.args.rows) * self.world,
         )
         actor = DataParallelPPOActor(actor_config, module, self._optimizer(module))
         actor.recompute = recompute == "fit"
@@ -310,6 +308,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
     parser.add_argument("--micro-rows", type=int, help="rows of a micro-batch instead")
+    parser.add_argument("--mini-rows", type=int, help="rows of an optimiser step a rank; without it all")
     parser.add_argument("--reshard-after-forward", action="store_true", help="free weights after the forward")
     parser.add_argument("--keep-gathered", action="store_true", help="… unless the model is small, as runs do")
     parser.add_argument("--whole-below", type=int, default=SMALL_MODEL, help="0 makes every layer a unit of FSDP")

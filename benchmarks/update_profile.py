@@ -18,6 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 TOP = 25
+GAPS = 15  # longest waits of the GPU that are listed
 # What is counted on the host: a name in the report, and the events that belong to it.
 COUNTED = {
     "kernel_launches": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
@@ -40,6 +41,35 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total / 1e6
+
+
+def longest_gaps(spans: Iterable[tuple[float, float]], count: int = GAPS) -> list[tuple[float, float]]:
+    """The longest times between the first and the last of ``spans`` in which none runs, in the order of time.
+
+    >>> longest_gaps([(0, 4), (2, 5), (7, 8), (9, 10)], count=1)
+    [(5, 7)]
+    """
+    gaps, reached = [], None
+    for begin, end in sorted(spans):
+        if reached is not None and begin > reached:
+            gaps.append((reached, begin))
+        reached = end if reached is None else max(reached, end)
+    return sorted(sorted(gaps, key=lambda gap: gap[0] - gap[1])[:count])
+
+
+def host_events_in(gap: tuple[float, float], events: Sequence[tuple[float, float, str]], count: int = 4) -> list[str]:
+    """What the host did in a gap: names of the events that cover most of it, leaving out those far longer than it.
+
+    >>> host_events_in((5, 7), [(0, 100, "step"), (5, 6.5, "clip"), (6.5, 9, "forward"), (20, 21, "later")])
+    ['clip', 'forward']
+    """
+    begin, end = gap
+    shares: dict[str, float] = {}
+    for first, last, name in events:
+        overlap = min(last, end) - max(first, begin)
+        if overlap > 0 and last - first < 10 * (end - begin):
+            shares[name] = max(shares.get(name, 0.0), overlap)
+    return sorted(shares, key=lambda name: -shares[name])[:count]
 
 
 def count_events(averages: Sequence[Any]) -> dict[str, tuple[int, float]]:
@@ -79,17 +109,26 @@ def profile_call(
         wall = time.perf_counter() - begin
     averages = profiler.key_averages()
     counts = count_events(averages)
-    kernels = (
-        (event.time_range.start, event.time_range.end)
-        for event in profiler.events()
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    )
+    kernels, host = [], []
+    for event in profiler.events():
+        begin, end = event.time_range.start, event.time_range.end
+        if event.device_type == DeviceType.CPU:
+            host.append((begin, end, event.name))
+        elif not event.is_user_annotation:
+            kernels.append((begin, end))
     busy = busy_seconds(kernels)
     lines = [title, f"{'wall s':<20}{wall:>12.4f}", f"{'cuda busy s':<20}{busy:>12.4f} ({busy / wall:.0%})"]
     lines += [
         f"{group.replace('_', ' '):<20}{calls:>12,}  {seconds:.4f} s on the host"
         for group, (calls, seconds) in counts.items()
     ]
+    if kernels:
+        first, gaps = min(kernels)[0], longest_gaps(kernels)
+        lines += ["", f"The {len(gaps)} longest waits of the GPU: at ms, for ms, and what the host did"]
+        lines += [
+            f"{(gap[0] - first) / 1e3:>9.1f} {(gap[1] - gap[0]) / 1e3:>8.2f}  {', '.join(host_events_in(gap, host))}"
+            for gap in gaps
+        ]
     orders = {"time on the host without children": "self_cpu_time_total"}
     if cuda:
         orders["time on the GPU"] = "self_cuda_time_total"

@@ -13,12 +13,26 @@ import torch
 
 from benchmarks.shapes import shape_config
 from benchmarks.update_phase import RowSizes, make_rows, rows_within, true_lengths
-from benchmarks.update_profile import busy_seconds, count_events, profile_call
+from benchmarks.update_profile import (
+    busy_seconds,
+    count_events,
+    host_events_in,
+    longest_gaps,
+    profile_call,
+)
 
 
 def test_overlapping_kernels_count_once() -> None:
     assert busy_seconds([]) == 0
     assert busy_seconds([(7e6, 8e6), (0, 4e6), (1e6, 2e6), (3e6, 5e6)]) == pytest.approx(6)
+
+
+def test_the_longest_waits_are_found_with_what_the_host_did() -> None:
+    assert longest_gaps([]) == longest_gaps([(0, 4), (1, 2)]) == []
+    assert longest_gaps([(9, 10), (0, 4), (2, 5), (7, 8), (14, 15)], count=2) == [(5, 7), (10, 14)]
+    events = [(0, 100, "step"), (5, 6.5, "clip"), (6.5, 9, "forward"), (6.9, 7, "forward"), (7, 8, "later")]
+    assert host_events_in((5, 7), events) == ["clip", "forward"]
+    assert host_events_in((5, 7), events, count=1) == ["clip"]
 
 
 def test_events_are_counted_by_group() -> None:

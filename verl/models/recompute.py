@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from verl.utils.fsdp_utils import decoder_layers, gathered_bytes
+from verl.utils.fsdp_utils import decoder_layers, gathered_bytes, unreduced_bytes
 
 logger = logging.getLogger(__name__)
 
 # Share of the free memory that activations may take, and what the output head and temporaries need beside them.
-_SHARE = 0.75
+_SHARE = 0.85
 _RESERVE_BYTES = 8 << 30
 
 
@@ -70,6 +70,7 @@ def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Opti
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free -= sum(map(_local_bytes, model.parameters())) + gathered_bytes(model)  # gradients, weights
+    free -= unreduced_bytes(model)
     free -= optimizer_bytes_to_come(optimizer) if optimizer is not None else 0
     count = layers_to_recompute(len(layers), tokens * activation_bytes_per_token(model), free)
     agreed = torch.tensor(count, device=device)

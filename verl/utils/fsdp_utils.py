@@ -1,4 +1,4 @@
-"""FSDP2: device meshes, sharding, weights onto shards, gradient clipping, offloading.
+"""FSDP2: device meshes, sharding, weights onto shards, gradient clipping.
 
 Both strategy names of the config, ``fsdp`` and ``fsdp2``, mean ``fully_shard`` per decoder layer here.
 """
@@ -80,7 +80,9 @@ class ShardingOptions:
 
     ``cpu_offload`` keeps parameters, gradients and optimiser state in host memory between uses (CUDA only).
     A model of fewer than ``whole_below`` parameters is one unit, gathered and reduced whole. One of fewer than
-    ``gathered_below`` stays gathered after a forward, whatever ``reshard_after_forward`` says.
+    ``gathered_below`` stays gathered after a forward, whatever ``reshard_after_forward`` says, and gets
+    ``reduce_once``: gradients stay in full size until the last micro-batch before a step and are reduced over ranks
+    then. They are added up in ``reduce_dtype``; one narrower than the parameters is reduced every time instead.
     """
 
     param_dtype: torch.dtype | None = None
@@ -90,6 +92,7 @@ class ShardingOptions:
     compile_layers: bool = False
     whole_below: int = 0
     gathered_below: int = 0
+    reduce_once: bool = False
 
 
 def parameters_to_keep_gathered(device: str, dtype: torch.dtype) -> int:
@@ -97,7 +100,9 @@ def parameters_to_keep_gathered(device: str, dtype: torch.dtype) -> int:
 
     Gathering every unit and freeing it again, forward and backward, is a large part of what FSDP costs the host, for
     which a GPU waits on micro-batches of a few thousand tokens. Weights do not change between two optimiser steps, nor
-    between the micro-batches of log-probabilities: kept, they are gathered once. 3 B in bf16 on a GPU of 150 GB.
+    between the micro-batches of log-probabilities: kept, they are gathered once. Gradients of such a model are reduced
+    once before a step instead of in every micro-batch, for which they take another two to four bytes a parameter, see
+    ``unreduced_bytes``. 3 B in bf16 on a GPU of 150 GB.
     """
     if device != "cuda":
         return 0
@@ -110,6 +115,15 @@ def gathered_bytes(model: nn.Module) -> int:
     if options is None or options.reshard_after_forward:
         return 0
     return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in model.parameters())
+
+
+def unreduced_bytes(model: nn.Module) -> int:
+    """Bytes of full gradients that an update keeps until it reduces them; 0 for a model that does so at once."""
+    options = getattr(model, "sharding_options", None)
+    if options is None or not options.reduce_once or dist.get_world_size() == 1:
+        return 0
+    trained = (p for p in model.parameters() if p.requires_grad)
+    return sum(p.numel() * (options.reduce_dtype or options.param_dtype or p.dtype).itemsize for p in trained)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -132,7 +146,14 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) ->
     count = count_parameters(model)
     whole = count < options.whole_below
     kept = count < options.gathered_below and not options.cpu_offload
-    options = replace(options, reshard_after_forward=options.reshard_after_forward and not kept)
+    dtype = next(model.parameters()).dtype
+    exact = (options.reduce_dtype or options.param_dtype or dtype).itemsize >= dtype.itemsize
+    once = options.reduce_once or kept or dist.get_world_size() == 1  # a shard of a single rank has full size anyway
+    options = replace(
+        options,
+        reshard_after_forward=options.reshard_after_forward and not kept,
+        reduce_once=once and exact and not options.cpu_offload,
+    )
     for layer in decoder_layers(model):
         if options.compile_layers:
             layer.compile(dynamic=True)
@@ -188,9 +209,8 @@ def begin_micro_batch(model: nn.Module, last: bool) -> None:
     """Tell a sharded model whether more micro-batches follow before the optimiser's step; call it before the forward.
 
     Weights do not change in between, so with ``reshard_after_forward=False``, where they all fit at once anyway,
-    they are gathered once for all micro-batches. A single rank adds up gradients where they are and hands them over
-    after the last, which takes no more memory. Several ranks reduce them every time: a gradient that is not yet
-    reduced has full size. A model that is not sharded by ``shard_model`` is left alone.
+    they are gathered once for all micro-batches. With ``reduce_once`` gradients are added up where they are and handed
+    over after the last. A model that is not sharded by ``shard_model`` is left alone.
 
     Args:
         last: the same on all ranks.
@@ -200,7 +220,7 @@ def begin_micro_batch(model: nn.Module, last: bool) -> None:
         return
     if not options.reshard_after_forward:
         model.set_reshard_after_backward(last)
-    if dist.get_world_size() == 1 and not options.cpu_offload:
+    if options.reduce_once:
         model.set_requires_gradient_sync(last)
 
 
@@ -260,23 +280,3 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-@torch.no_grad()
-def move_parameters(model: nn.Module, device: torch.device | str) -> None:
-    """Move the shards of an FSDP2 model between host and accelerator, gradients dropped; names and layout stay."""
-    reshard(model)
-    model.to(device)
-    for param in model.parameters():
-        param.grad = None
-
-
-@torch.no_grad()
-def move_optimizer(optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
-    """Move the optimiser's state tensors; step counters stay where the optimiser wants them."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            state = optimizer.state.get(param, {})
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and key != "step":
-                    state[key] = value.to(device, non_blocking=True)
