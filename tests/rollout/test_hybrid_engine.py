@@ -144,7 +144,7 @@ def test_cached_memory_goes_back_if_the_engine_lacks_it(
 ) -> None:
     engine = SleepingEngine(folder)
     monkeypatch.setattr(hybrid_engine, "_free_bytes", engine.free)
-    monkeypatch.setattr(hybrid_engine, "_release_cached", engine.release)
+    monkeypatch.setattr(hybrid_engine, "release_cached", engine.release)
     engine.total, engine.left_by_load = total, left_by_load
     hybrid = HybridEngine(tiny.build_model(seed=1), engine, device="cpu", dtype=torch.float32)
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_cached_memory_goes_back_if_the_engine_lacks_it(
 def test_an_engine_that_keeps_its_memory_needs_no_room(folder: str, monkeypatch) -> None:
     engine = SleepingEngine(folder, can_sleep=False)
     monkeypatch.setattr(hybrid_engine, "_free_bytes", engine.free)
-    monkeypatch.setattr(hybrid_engine, "_release_cached", engine.release)
+    monkeypatch.setattr(hybrid_engine, "release_cached", engine.release)
     engine.total = 13
     hybrid = HybridEngine(tiny.build_model(seed=1), engine, device="cpu", dtype=torch.float32)
     engine.cached, engine.releases = 1, 0

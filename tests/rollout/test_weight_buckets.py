@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.workers.ranks import run_ranks
-from verl.utils.fsdp_utils import move_parameters
+from verl.workers.host_copies import OffloadedParameters
 from verl.workers.sharding_manager.weight_buckets import BucketedGather, Source
 from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
 
@@ -97,7 +97,7 @@ def check_every_tensor(shape: tuple[int, ...]) -> int:
                     assert tensor.dtype == dtype and tensor.is_contiguous()
                     assert torch.equal(tensor, original[name].to(dtype)), name
                     compared += 1
-        move_parameters(model, "cpu")  # as `param_offload` leaves them
+        OffloadedParameters(model, torch.device("cpu"))  # as `param_offload` leaves them
         interrupted = iter(stream_weights(plan_weights(model), torch.float32, "cpu", 200))
         next(interrupted)
         interrupted.close()  # a receiver that failed

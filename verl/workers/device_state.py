@@ -10,7 +10,7 @@ import psutil
 import torch
 from torch import nn
 
-from verl.utils.fsdp_utils import move_optimizer, move_parameters
+from verl.workers.host_copies import OffloadedOptimizer, OffloadedParameters, synchronize
 
 
 def choose_device(device: str) -> torch.device:
@@ -56,8 +56,31 @@ def growing_segments(device: torch.device) -> Iterator[None]:
         _set_allocator("expandable_segments:False")
 
 
+def shares_device() -> bool:
+    """Whether another process may compute on this one's GPU: its worker group was started for a part of one.
+
+    The trainer never does that: all its roles, engine included, live in one process on each GPU.
+    """
+    return os.environ.get("WG_SHARES_DEVICE") == "1"
+
+
+def release_cached(device: torch.device) -> None:
+    """Hand the blocks that torch keeps cached back to the driver. No effect on CPU.
+
+    To take them again costs time, a call for every 20 MiB where segments grow, so only where somebody outside torch's
+    allocator needs the memory: an engine that is about to measure what is free or to wake, another process.
+    """
+    synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 class OffloadedState:
     """A model and its optimiser that live in host memory between uses, as the config asks. No effect on CPU.
+
+    What they leave on the device stays in torch's cache, where the next phase of this process finds it: its models and
+    its rollout engine, which makes itself room before it wakes (``HybridEngine``). The cache is emptied after
+    construction, before an engine measures what is free, and after every use if the GPU is shared with other processes.
 
     Args:
         module: FSDP2 model.
@@ -74,34 +97,43 @@ class OffloadedState:
         params: bool,
         optimizer_state: bool = False,
     ) -> None:
-        on_cuda = device.type == "cuda"
-        self.module = module
-        self.optimizer = optimizer
+        apart = _has_own_memory(device)
         self.device = device
-        self.params = params and on_cuda
-        self.optimizer_state = optimizer_state and on_cuda and optimizer is not None
-        self._store()
+        self._parameters = OffloadedParameters(module, device) if params and apart else None
+        offloads_optimizer = optimizer_state and apart and optimizer is not None
+        self._optimizer = OffloadedOptimizer(optimizer, device) if offloads_optimizer else None
+        if self._parameters or self._optimizer:
+            release_cached(device)
 
     @contextlib.contextmanager
     def loaded(self, with_optimizer: bool = False) -> Iterator[None]:
-        """The device holds the parameters, and the optimiser state if asked, inside the block; see growing_segments."""
+        """The device holds the parameters inside the block; see growing_segments.
+
+        Args:
+            with_optimizer: the optimiser's state too, and the block may change both. Otherwise the block only reads:
+                nothing is copied back.
+        """
         with growing_segments(self.device):
-            if self.params:
-                move_parameters(self.module, self.device)
-            if self.optimizer_state and with_optimizer:
-                move_optimizer(self.optimizer, self.device)
+            if self._parameters:
+                self._parameters.load()
+            if self._optimizer and with_optimizer:
+                self._optimizer.load()
             try:
                 yield
             finally:
-                self._store()
+                self._store(with_optimizer)
 
-    def _store(self) -> None:
-        if self.params:
-            move_parameters(self.module, "cpu")
-        if self.optimizer_state:
-            move_optimizer(self.optimizer, "cpu")
-        if self.params or self.optimizer_state:
-            torch.cuda.empty_cache()
+    def _store(self, with_optimizer: bool) -> None:
+        if self._parameters:
+            self._parameters.store(changed=with_optimizer)
+        if self._optimizer and with_optimizer:
+            self._optimizer.store()
+        if (self._parameters or self._optimizer) and shares_device():
+            release_cached(self.device)
+
+
+def _has_own_memory(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

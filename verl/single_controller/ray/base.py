@@ -164,7 +164,7 @@ class RayWorkerGroup(CallableWorkerGroup):
                 options: dict[str, Any] = {
                     "name": name,
                     "runtime_env": {
-                        "env_vars": self._rank_environment(rank, world_size, local_rank, local_world_size, pool.use_gpu)
+                        "env_vars": self._rank_environment(rank, world_size, local_rank, local_world_size, pool)
                     },
                 }
                 if detached:
@@ -183,10 +183,10 @@ class RayWorkerGroup(CallableWorkerGroup):
         self._starting = [worker.__ray_ready__.remote() for worker in self._workers]
 
     def _rank_environment(
-        self, rank: int, world_size: int, local_rank: int, local_world_size: int, use_gpu: bool
+        self, rank: int, world_size: int, local_rank: int, local_world_size: int, pool: RayResourcePool
     ) -> dict[str, str]:
         # Ray shows every process its own accelerator alone, as number 0, unless it was told not to.
-        own_device_only = use_gpu and not os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
+        own_device_only = pool.use_gpu and not os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
         return {
             **self._env_vars,
             "WORLD_SIZE": str(world_size),
@@ -194,6 +194,7 @@ class RayWorkerGroup(CallableWorkerGroup):
             "WG_PREFIX": self.name_prefix,
             "WG_BACKEND": "ray",
             "WG_ASKED_AT": str(time.time()),
+            "WG_SHARES_DEVICE": "1" if pool.use_gpu and pool.max_colocate_count > 1 else "0",
             "WG_REGISTER_CENTER_TIMEOUT": str(self._ray_wait_register_center_timeout),
             "RAY_LOCAL_WORLD_SIZE": str(local_world_size),
             "RAY_LOCAL_RANK": str(local_rank),

@@ -25,6 +25,8 @@ import torch.distributed as dist
 from torch import nn
 
 from verl.utils.rng import get_rng_state, set_rng_state
+from verl.workers.device_state import release_cached
+from verl.workers.host_copies import synchronize
 from verl.workers.rollout.base import RolloutEngine, RolloutRequest, SamplingSettings, run_to_completion
 from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
 
@@ -64,7 +66,7 @@ class HybridEngine:
         self._engine_version = -1  # of the weights in the engine; -1: none
         self._trainer_rng: dict[str, Any] | None = None
         self._probe: tuple[list[np.ndarray], list[int]] | None = None  # sequences, and where their answers begin
-        _release_cached(self.device)
+        release_cached(self.device)
         free = _free_bytes(self.device)
         self._sleep()
         self._engine_bytes = _free_bytes(self.device) - free  # what the engine will take again
@@ -100,7 +102,7 @@ class HybridEngine:
             self._engine_version = -1
             self.engine.load_weights(stream)
             self._engine_version = self._version
-            _synchronize(self.device)  # so that the seconds are those of the copies too
+            synchronize(self.device)  # so that the seconds are those of the copies too
         waking = time.perf_counter()
         self._make_room(still_asleep)
         self.engine.wake_up(["kv_cache"])
@@ -198,12 +200,12 @@ class HybridEngine:
         self.engine.sleep(2)
         if self.engine.can_sleep:
             self._engine_version = -1
-            _release_cached(self.device)
+            release_cached(self.device)
 
     def _make_room(self, needed: int) -> None:
         """Before the engine takes `needed` bytes of device memory; nothing to do for one that never gave any back."""
         if self.engine.can_sleep and _free_bytes(self.device) < needed + _SPARE_BYTES:
-            _release_cached(self.device)
+            release_cached(self.device)
 
 
 def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
@@ -228,18 +230,6 @@ def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
 def _free_bytes(device: torch.device) -> int:
     """What the driver could give; 0 where nothing sleeps."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _release_cached(device: torch.device) -> None:
-    """Hand the blocks that torch keeps cached back to the driver."""
-    _synchronize(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _advice(mean: float, largest: float, tolerance: float, dtype: torch.dtype) -> str:
