@@ -89,6 +89,8 @@ _FIGURES = (
     ("engine against trainer, mean gap of log-probs", "training/rollout_log_probs_diff_mean", _number(5)),
     ("update, MFU", "perf/mfu/actor", lambda value: f"{value:.1%}"),
     ("largest allocation while training, GiB", "perf/max_memory_allocated_gb", _number(1)),
+    ("optimiser step, mean s", "perf/optimizer_step_s/mean", _number(3)),
+    ("optimiser step, largest s", "perf/optimizer_step_s/max", _number(3)),
     ("layers recomputed", "perf/recomputed_layers/actor", _number(1)),
     ("device out of memory and tried again", "perf/memory_alloc_retries", _number(1)),
     ("allocations from the device", "perf/memory_device_allocs", _number(0)),

@@ -223,6 +223,8 @@ class ActorRolloutRefWorker(CheckpointedWorker):
             metrics = self.actor.update_policy(data)
         seconds = time.perf_counter() - started
         metrics["perf/mfu/actor"] = utilisation(self.flops, data, seconds, self.config.actor.ppo_epochs, self.device)
+        metrics["perf/optimizer_step_s/mean"] = float(np.mean(self.actor.step_seconds))
+        metrics["perf/optimizer_step_s/max"] = float(np.max(self.actor.step_seconds))
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
         metrics.update(memory_metrics(self.device) | self.costs.metrics())
         self.scheduler.step()

@@ -8,6 +8,7 @@ micro-batches changes nothing beyond rounding.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class DataParallelPPOActor(BasePPOActor):
         self.device = next(actor_module.parameters()).device
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(actor_module))
         self._may_hint = self.device.type == "cuda" and dist.get_rank() == 0
+        self.step_seconds: list[float] = []  # of each optimiser step of the last update, until the device was through
         self.guard = None
         if actor_optimizer is not None:
             self.guard = GuardedOptimizer(actor_module, actor_optimizer, config.grad_clip)
@@ -136,9 +138,12 @@ class DataParallelPPOActor(BasePPOActor):
         assert not absent, f"the batch lacks {absent}"
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
+        self.step_seconds = []
         for epoch in range(self.config.ppo_epochs):
             for number in self._order(len(minis), epoch):
+                started = time.perf_counter()
                 self._step(data, rows, minis[number], columns, sums)
+                self.step_seconds.append(time.perf_counter() - started)
         metrics = sums.reduce()
         metrics["actor/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
         metrics["perf/recomputed_layers/actor"] = float(recomputed)
