@@ -112,6 +112,12 @@ def test_environment_of_the_ranks(group):
         RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Counter), env_vars={"RANK": "3"})
 
 
+@pytest.mark.parametrize(("use_gpu", "groups", "shared"), [(True, 1, "0"), (True, 2, "1"), (False, 2, "0")])
+def test_ranks_know_whether_others_may_be_on_their_gpu(group, use_gpu, groups, shared):
+    pool = RayResourcePool([1], use_gpu=use_gpu, max_colocate_count=groups)
+    assert group._rank_environment(0, 1, 0, 1, pool)["WG_SHARES_DEVICE"] == shared
+
+
 def test_ranks_meet(group):
     assert group.all_reduce() == [3.0, 3.0]
 

@@ -97,6 +97,80 @@ def test_offloaded_state_frees_the_device_and_comes_back(model_path: str) -> Non
             torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0)
 
 
+def _shards(actor: DataParallelPPOActor) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        return {name: parameter.to_local() for name, parameter in actor.actor_module.named_parameters()}
+
+
+def test_what_is_only_read_is_not_copied_back(model_path: str) -> None:
+    reference = _actor(model_path)
+    reference.actor_module.requires_grad_(False)
+    expected, _ = reference.compute_log_prob(random_rows(16))
+    state = OffloadedState(reference.actor_module, None, DEVICE, params=True)
+    host = _shards(reference)
+    values = {name: shard.clone() for name, shard in host.items()}
+    assert all(shard.is_pinned() for shard in host.values())
+    for spoilt in (False, True):
+        with state.loaded():
+            assert all(shard.is_cuda for shard in _shards(reference).values())
+            if not spoilt:
+                got, _ = reference.compute_log_prob(random_rows(16))
+                assert torch.equal(got, expected)
+            else:  # nothing of this reaches the host
+                for shard in _shards(reference).values():
+                    shard.zero_()
+        for name, shard in _shards(reference).items():
+            assert shard.data_ptr() == host[name].data_ptr() and torch.equal(shard, values[name])
+
+
+def test_offloading_takes_no_new_memory_of_device_or_host(model_path: str) -> None:
+    reference, actor = _actor(model_path), _actor(model_path)
+    reference.actor_module.requires_grad_(False)
+    states = (
+        OffloadedState(reference.actor_module, None, DEVICE, params=True),
+        OffloadedState(actor.actor_module, actor.actor_optimizer, DEVICE, params=True, optimizer_state=True),
+    )
+
+    def step() -> tuple[int, list[int]]:
+        with states[0].loaded():
+            reference.compute_log_prob(random_rows(16))
+        with states[1].loaded(with_optimizer=True):
+            actor.update_policy(random_rows(16))
+        moments = [s["exp_avg"].to_local() for s in actor.actor_optimizer.state.values()]
+        assert moments and all(moment.is_pinned() for moment in moments)
+        host = [*_shards(reference).values(), *_shards(actor).values(), *moments]
+        return torch.cuda.memory_stats(DEVICE)["num_device_alloc"], [tensor.data_ptr() for tensor in host]
+
+    for _ in range(2):
+        step()
+    assert step() == step()
+
+
+def test_a_shared_gpu_gets_the_cache_back(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = _actor(model_path)
+    state = OffloadedState(actor.actor_module, None, DEVICE, params=True)
+    kept = {}
+    for shares in ("0", "1"):
+        monkeypatch.setenv("WG_SHARES_DEVICE", shares)
+        with state.loaded():
+            actor.compute_log_prob(random_rows(16))
+            torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)
+        kept[shares] = torch.cuda.memory_reserved(DEVICE)
+    assert kept["0"] - kept["1"] >= 64 << 20
+
+
+def test_offloading_leaves_what_fsdp_offloads(model_path: str) -> None:
+    plain, both = _actor(model_path), _actor(model_path, dataclasses.replace(MIXED, cpu_offload=True))
+    state = OffloadedState(both.actor_module, both.actor_optimizer, DEVICE, params=True, optimizer_state=True)
+    for _ in range(2):
+        plain.update_policy(random_rows(16))
+        with state.loaded(with_optimizer=True):
+            both.update_policy(random_rows(16))
+    theirs = dict(full_parameters(plain.actor_module))
+    for name, tensor in full_parameters(both.actor_module):
+        torch.testing.assert_close(tensor.cpu(), theirs[name].cpu(), atol=5e-3, rtol=0)
+
+
 def test_a_checkpoint_continues_on_the_gpu(model_path: str, tmp_path: Path) -> None:
     first, second = _actor(model_path), _actor(model_path)
     first.update_policy(random_rows(16))

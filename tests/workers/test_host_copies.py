@@ -30,7 +30,7 @@ from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_pr
 from verl.workers import device_state, host_copies
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.device_state import OffloadedState
-from verl.workers.host_copies import HostBuffers, OffloadedParameters
+from verl.workers.host_copies import HostBuffers, OffloadedOptimizer, OffloadedParameters
 
 CPU = torch.device("cpu")
 ROWS = 12
@@ -156,6 +156,26 @@ def test_a_failed_load_leaves_the_model_on_the_host(monkeypatch: pytest.MonkeyPa
     offloaded.load()
     offloaded.store(changed=True)
     assert addresses(model) == at_home
+
+
+def test_what_fsdp_keeps_on_the_host_itself_stays_there() -> None:
+    """``offload_policy``: the model computes on a GPU, its parameters and moments are on the host."""
+    ensure_process_group("cpu")
+    model = network((1,), 12, False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(5)).sum().backward()
+    optimizer.step()
+    at_home, moments = addresses(model), [value for state in optimizer.state.values() for value in state.values()]
+    with mock.patch.object(host_copies, "synchronize"):
+        parameters = OffloadedParameters(model, torch.device("cuda"))
+        kept = OffloadedOptimizer(optimizer, torch.device("cuda"))
+        for offloaded in (parameters, kept):
+            offloaded.load()
+        parameters.store(changed=True)
+        kept.store()
+    assert addresses(model) == at_home
+    after = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(a is b for a, b in zip(moments, after, strict=True)) and len(after) > 6
 
 
 def test_memory_that_cannot_be_page_locked_is_ordinary(

@@ -38,6 +38,9 @@ class HostBuffers:
     def __getitem__(self, key: Hashable) -> torch.Tensor:
         return self._buffers[key]
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._buffers
+
     def fill(self, key: Hashable, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to copy a plain tensor into the buffer, which is returned; see :func:`synchronize`."""
         host = self._buffers.get(key)
@@ -103,7 +106,10 @@ class OffloadedParameters:
 
 
 class OffloadedOptimizer:
-    """The state tensors of an optimiser, in host memory from construction on; step counters stay where they are."""
+    """The state tensors of an optimiser, in host memory from construction on.
+
+    Step counters stay where they are, and so does what is elsewhere than on ``device``.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
@@ -114,23 +120,25 @@ class OffloadedOptimizer:
     @torch.no_grad()
     def load(self) -> None:
         """Put copies on the device; work that is queued there after this call sees them complete."""
-        for _, state, name, tensor in self._tensors("cpu"):
-            state[name] = _with_local(tensor, _device_copy(_local(tensor), self._device))
+        for parameter, state, name, tensor in self._tensors():
+            if (parameter, name) in self._hosts:
+                state[name] = _with_local(tensor, _device_copy(_local(tensor), self._device))
 
     @torch.no_grad()
     def store(self) -> None:
         """Copy the tensors to the host, those included that a step or a checkpoint has made, and free the device."""
-        for parameter, state, name, tensor in self._tensors(self._device.type):
-            state[name] = _with_local(tensor, self._hosts.fill((parameter, name), _local(tensor)))
+        for parameter, state, name, tensor in self._tensors():
+            if tensor.device.type == self._device.type:
+                state[name] = _with_local(tensor, self._hosts.fill((parameter, name), _local(tensor)))
         synchronize(self._device)
 
-    def _tensors(self, place: str) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, torch.Tensor]]:
-        """Those on a kind of device whose parameters compute on ours, with the dictionary and the name they have."""
+    def _tensors(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, torch.Tensor]]:
+        """All but the counters: the parameter, the dictionary and the name in it, the tensor."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 state = self._optimizer.state.get(parameter, {})
                 for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and name != "step" and value.device.type == place:
+                    if isinstance(value, torch.Tensor) and name != "step":
                         yield parameter, state, name, value
 
 
