@@ -56,14 +56,14 @@ class Network(nn.Module):
         return self.head(hidden) + self.few(hidden)
 
 
-def network(shape: tuple[int, ...], rows: int, whole: bool) -> nn.Module:
+def network(shape: tuple[int, ...], rows: int, whole: bool, all_sharded: bool = False) -> nn.Module:
     torch.manual_seed(7)
     model = Network(rows)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("ddp", "fsdp")[-len(shape) :])
     for layer in model.layers:
         if not whole:
             fully_shard(layer, mesh=mesh, reshard_after_forward=False)  # stays gathered after a forward
-    fully_shard(model, mesh=mesh, ignored_params={model.plain})
+    fully_shard(model, mesh=mesh, ignored_params=None if all_sharded else {model.plain})
     return model
 
 
@@ -156,6 +156,21 @@ def test_a_failed_load_leaves_the_model_on_the_host(monkeypatch: pytest.MonkeyPa
     offloaded.load()
     offloaded.store(changed=True)
     assert addresses(model) == at_home
+
+
+def test_another_device_is_that_of_the_parameters_until_they_are_stored() -> None:
+    """The meta device holds no values: those after reading can only be the host's own."""
+    ensure_process_group("cpu")
+    model, tokens = network((1,), 12, False, all_sharded=True), torch.arange(5)
+    expected = model(tokens).detach()
+    offloaded = OffloadedParameters(model, CPU)
+    with mock.patch.object(offloaded, "_device", torch.device("meta")):
+        offloaded.load()
+        assert all(parameter.is_meta and isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+        assert all(shard.is_meta for shard in shards(model).values())
+        offloaded.store(changed=False)
+    assert all(parameter.device == CPU for parameter in model.parameters())
+    assert torch.equal(model(tokens), expected)
 
 
 def test_what_fsdp_keeps_on_the_host_itself_stays_there() -> None:
