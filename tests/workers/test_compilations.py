@@ -5,8 +5,10 @@ The layers are those of a GPU run, the variable-length attention op included, fo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -24,9 +26,9 @@ from verl.models.build import ModelSpec, build_model
 from verl.models.heads import forward_log_probs
 from verl.models.packing import PackedRows
 from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.compiled_layers import same_kind_of_input
 from verl.utils.fsdp_utils import (
     ShardingOptions,
-    _same_kind_of_input,
     create_device_mesh,
     decoder_layers,
     ensure_process_group,
@@ -74,15 +76,22 @@ def _varlen_on_cpu() -> None:
     varlen._varlen_attn_backward.register_kernel("cpu")(backward)
 
 
-def _graphs_after_each_part(path: str) -> list[int]:
-    """Graphs compiled so far, after the first log-probs, the first update, and everything that follows."""
+@contextlib.contextmanager
+def _as_on_a_gpu(backend: str | Callable[..., Any]) -> Iterator[None]:
+    """Layers compile with a backend that is quicker than the one of a run, and use the variable-length attention."""
     os.environ.pop("TORCHDYNAMO_DISABLE", None)
     torch._dynamo.config.disable = False
     _varlen_on_cpu()
-    compiled = functools.partialmethod(nn.Module.compile, backend="aot_eager")
-    as_on_a_gpu = functools.partialmethod(PackedRows.model_inputs, has_kernel=True)
+    compiled = functools.partialmethod(nn.Module.compile, backend=backend)
+    inputs = functools.partialmethod(PackedRows.model_inputs, has_kernel=True)
+    with mock.patch.object(nn.Module, "compile", compiled), mock.patch.object(PackedRows, "model_inputs", inputs):
+        yield
+
+
+def _graphs_after_each_part(path: str) -> list[int]:
+    """Graphs compiled so far, after the first log-probs, the first update, and everything that follows."""
     graphs = []
-    with mock.patch.object(nn.Module, "compile", compiled), mock.patch.object(PackedRows, "model_inputs", as_on_a_gpu):
+    with _as_on_a_gpu("aot_eager"):
         actor = _actor(path, ShardingOptions(torch.bfloat16, torch.float32, compile_layers=True))
         for part, (longest, recomputed) in enumerate([(30, 0), (300, 1), (60, 2), (700, 0), (90, 1)]):
             rows = make_rows(16 + part, VOCABULARY, part, RowSizes((4, longest), (2, 9)))
@@ -99,6 +108,31 @@ def _graphs_after_each_part(path: str) -> list[int]:
 def test_layers_compile_once_without_and_once_with_gradients(model_path: str) -> None:
     (graphs,) = run_ranks(_graphs_after_each_part, 1, model_path)
     assert graphs == [1, 2, 2]
+
+
+def _variables_of_graphs(path: str) -> list[tuple[set[int], list[torch.dtype]]]:
+    """Of every graph that is traced: values of the numbers it takes, and dtypes of its tensors that are one number."""
+    found = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        values = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+        sizes = {int(value) for value in values if isinstance(value, torch.SymInt)}
+        found.append((sizes, [value.dtype for value in values if isinstance(value, torch.Tensor) and not value.dim()]))
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    with _as_on_a_gpu(backend):
+        actor = _actor(path, ShardingOptions(torch.bfloat16, torch.float32, compile_layers=True))
+        rows = make_rows(4, VOCABULARY, sizes=RowSizes((300, 300), (10, 10)))
+        actor.compute_log_prob(rows)
+        actor.update_policy(rows)
+    return found
+
+
+def test_only_tokens_rows_and_the_bound_of_lengths_are_variables_of_a_graph(model_path: str) -> None:
+    """Traced once each, without a first try: a number of the model as a variable makes the compiler begin again."""
+    (found,) = run_ranks(_variables_of_graphs, 1, model_path)
+    tokens, borders, bound = 4 * 310, 4 + 1, 512
+    assert found == [({tokens, borders, bound}, [])] * 2
 
 
 def _graphs_of_the_head() -> list[int]:
@@ -138,7 +172,7 @@ def test_the_head_compiles_once_for_each_use() -> None:
 def _weights(path: str, hook: bool) -> dict[str, torch.Tensor]:
     actor = _actor(path)
     for layer in decoder_layers(actor.actor_module) if hook else ():
-        layer.register_forward_pre_hook(_same_kind_of_input)
+        layer.register_forward_pre_hook(same_kind_of_input, with_kwargs=True)
     _recompute(actor, 1)
     actor.update_policy(random_rows(12))
     return {name: tensor.clone() for name, tensor in full_parameters(actor.actor_module)}

@@ -47,7 +47,7 @@ def test_the_varlen_kernel_agrees_with_the_row_loop() -> None:
     weight = torch.randn(1, sum(lengths), 12, 64, generator=generator).to(DEVICE, torch.bfloat16)
     for window in (None, 100):
         outputs, gradients = [], []
-        for extra in ({"max_length_q": 1024}, {"row_lengths": tuple(lengths)}):
+        for extra in ({"row_bound": cu.new_empty(1024, 0)}, {"row_lengths": tuple(lengths)}):
             out, _ = attention.packed_attention(
                 torch.nn.Module(), q, k, v, None, scaling=0.125, sliding_window=window, cu_seq_lens_q=cu, **extra
             )

@@ -46,7 +46,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int | None = None,
+    row_bound: torch.Tensor | None = None,  # (at least the longest row, 0)
     row_lengths: tuple[int, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -57,7 +57,7 @@ def packed_attention(
         return _row_attention(query, key, value, scaling, sliding_window), None
     assert query.shape[0] == 1, "packed rows form one sequence"
     if row_lengths is None and varlen_attn is not None and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
+        return _varlen(query, key, value, cu_seq_lens_q, row_bound, scaling, sliding_window), None
     if row_lengths is None:
         row_lengths = tuple(cu_seq_lens_q.diff().tolist())
     # split + cat, not slices: the backward of a slice fills a tensor of the full length for every row.
@@ -85,7 +85,7 @@ def _varlen(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    max_length: int | None,
+    row_bound: torch.Tensor | None,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
@@ -104,5 +104,6 @@ def _varlen(
         q = q * (scaling * q.shape[-1] ** 0.5)
     if "enable_gqa" in _VARLEN_PARAMETERS:
         options["enable_gqa"] = q.shape[1] != k.shape[1]
-    assert max_length is not None, "packed CUDA inputs carry max_length_q"
+    assert row_bound is not None, "packed CUDA inputs carry row_bound"
+    max_length = row_bound.shape[0]
     return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_length, max_length, **options)[None]

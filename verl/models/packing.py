@@ -63,9 +63,8 @@ class PackedRows:
             "cu_seq_lens_k": self.cu_seqlens,
         }
         if has_kernel if has_kernel is not None else self.input_ids.device.type == "cuda":
-            # A bound, not the exact maximum: few distinct values keep compiled graphs few.
-            bound = -(-max(self.row_lengths) // 256) * 256
-            inputs.update(max_length_q=bound, max_length_k=bound)
+            # As the size of an empty tensor: a compiled graph has sizes for variables, but numbers for constants.
+            inputs["row_bound"] = self.cu_seqlens.new_empty(-(-max(self.row_lengths) // 256) * 256, 0)
         else:
             inputs["row_lengths"] = self.row_lengths
         return inputs
