@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config
 
 from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
-from verl.models.recompute import layers_to_recompute
+from verl.models.recompute import layers_to_recompute, must_reduce_at_once
 from verl.protocol import DataProto
 from verl.utils import torch_functional as F
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
@@ -184,6 +184,13 @@ def test_only_layers_that_do_not_fit_are_recomputed() -> None:
     assert layers_to_recompute(28, 1 * gib, 120 * gib) == 0
     assert layers_to_recompute(28, 2 * gib, 40 * gib) == 28 - 13
     assert layers_to_recompute(28, 2 * gib, 5 * gib) == 28
+
+
+def test_full_gradients_wait_only_where_memory_is_left_for_the_head() -> None:
+    gib = 2.0**30
+    assert not must_reduce_at_once(6 * gib, 14 * gib)
+    assert must_reduce_at_once(6 * gib, 13.9 * gib)
+    assert not must_reduce_at_once(0, 1 * gib)
 
 
 @pytest.mark.parametrize(

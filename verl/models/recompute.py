@@ -7,6 +7,7 @@ case on large GPUs, so layers beyond the memory budget are recomputed and the ot
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,11 @@ def layers_to_recompute(num_layers: int, bytes_per_layer: float, free_bytes: flo
     return num_layers - min(num_layers, int(budget / max(bytes_per_layer, 1.0)))
 
 
+def must_reduce_at_once(unreduced: float, free_bytes: float) -> bool:
+    """Whether memory is too small for ``unreduced`` bytes of full gradients beside what the head needs."""
+    return unreduced > 0 and free_bytes - unreduced < _RESERVE_BYTES
+
+
 def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
     """Bytes that this rank's first step of Adam will allocate for good: two moments of each parameter; 0 after it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)]
@@ -53,8 +59,9 @@ def _local_bytes(parameter: torch.Tensor) -> int:
 def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Optimizer | None = None) -> int:
     """Switch checkpointing on for the first layers only, as many as a micro-batch of ``tokens`` needs. Collective.
 
-    Call it with gradients and gathered parameters out of memory. On CPU, where memory is not the limit that counts,
-    every layer stays as the config has it.
+    Call it with gradients and gathered parameters out of memory. Gradients that were to be reduced once a step, in full
+    size until then, are reduced in every micro-batch from then on if memory is too small for them. On CPU, where memory
+    is not the limit that counts, every layer stays as the config has it.
 
     Args:
         tokens: of the largest micro-batch on this rank.
@@ -70,12 +77,19 @@ def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Opti
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free -= sum(map(_local_bytes, model.parameters())) + gathered_bytes(model)  # gradients, weights
-    free -= unreduced_bytes(model)
     free -= optimizer_bytes_to_come(optimizer) if optimizer is not None else 0
+    unreduced = unreduced_bytes(model)
+    tight = must_reduce_at_once(unreduced, free)
+    free -= 0 if tight else unreduced
     count = layers_to_recompute(len(layers), tokens * activation_bytes_per_token(model), free)
-    agreed = torch.tensor(count, device=device)
+    agreed = torch.tensor([count, tight], device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+    count, tight = agreed.tolist()
+    if tight:
+        model.sharding_options = replace(model.sharding_options, reduce_once=False)
+        model.set_requires_gradient_sync(True)
+        logger.info("gradients are reduced in every micro-batch: in full size they would leave too little memory")
     for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index < int(agreed)
-    logger.info("%d of %d layers are recomputed for %d tokens at a time", int(agreed), len(layers), tokens)
-    return int(agreed)
+        layer.gradient_checkpointing = index < count
+    logger.info("%d of %d layers are recomputed for %d tokens at a time", count, len(layers), tokens)
+    return count
