@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -133,6 +135,26 @@ def test_only_tokens_rows_and_the_bound_of_lengths_are_variables_of_a_graph(mode
     (found,) = run_ranks(_variables_of_graphs, 1, model_path)
     tokens, borders, bound = 4 * 310, 4 + 1, 512
     assert found == [({tokens, borders, bound}, [])] * 2
+
+
+def _cache_uses(path: str, folder: str) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
+    """How often compiled layers were looked for in a cache in ``folder`` by the outcome, and the weights after."""
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder), _as_on_a_gpu("inductor"):
+        actor = _actor(path, ShardingOptions(torch.bfloat16, torch.float32, compile_layers=True))
+        rows = random_rows(12)
+        actor.compute_log_prob(rows)
+        actor.update_policy(rows)
+    counts = torch._dynamo.utils.counters["aot_autograd"]
+    outcomes = {name: counts[f"autograd_cache_{name}"] for name in ("miss", "hit", "bypass")}
+    return outcomes, {name: tensor.clone() for name, tensor in full_parameters(actor.actor_module)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch builds CPU kernels with a C++ compiler")
+def test_a_later_process_finds_all_compiled_layers_in_the_cache(model_path: str, tmp_path: Path) -> None:
+    (first, weights), (later, same) = (run_ranks(_cache_uses, 1, model_path, str(tmp_path))[0] for _ in range(2))
+    assert (first, later) == ({"miss": 2, "hit": 0, "bypass": 0}, {"miss": 0, "hit": 2, "bypass": 0})
+    assert [name for name in weights if not torch.equal(weights[name], same[name])] == []
 
 
 def _graphs_of_the_head() -> list[int]:
