@@ -32,7 +32,6 @@ from verl.models.attention import register_packed_attention
 from verl.models.heads import VALUE_HEAD, install_log_prob_head, install_value_head
 from verl.models.logprobs import enable_compiled_head
 from verl.models.lora import LoraSettings, add_lora
-from verl.models.rotary import use_memory_order
 from verl.utils.fsdp_utils import ShardingOptions, count_parameters, materialize, scatter_weights, shard_model
 from verl.utils.model import update_model_config
 
@@ -169,8 +168,6 @@ def build_model(spec: ModelSpec, mesh: DeviceMesh, options: ShardingOptions) -> 
         install_log_prob_head(model)
         if options.compile_layers:
             enable_compiled_head()
-    if options.compile_layers:
-        use_memory_order(model)
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 

@@ -35,9 +35,6 @@ _DTYPES = {
 SMALL_MODEL = 1 << 28
 # Share of a GPU's memory that the gathered weights of a model may take for as long as it computes (``gathered_below``).
 _GATHERED_SHARE = 0.04
-# The same of the memory that training has, for a model that is one unit (``whole_below``). When its backward pass ends
-# and activations are gone, full gradients take up to six times as much beside the weights.
-_WHOLE_SHARE = 0.06
 
 
 def to_torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -111,24 +108,6 @@ def parameters_to_keep_gathered(device: str, dtype: torch.dtype) -> int:
     if device != "cuda":
         return 0
     return int(_GATHERED_SHARE * torch.cuda.mem_get_info()[1]) // dtype.itemsize
-
-
-def parameters_in_one_unit(device: str, dtype: torch.dtype, engine_share: float) -> int:
-    """``whole_below`` for a device: ``SMALL_MODEL`` or, on a GPU, as many parameters as its memory makes easy.
-
-    Hooks of FSDP around every layer are a fourth of what the host does in a micro-batch of 5,000 tokens of a 1.5 B
-    model, while the GPU waits for it. One unit has no such hooks, but gathers and reduces while nothing is computed,
-    once a step (``gathered_below``).
-
-    Args:
-        dtype: of compute.
-        engine_share: of the GPU's memory that a rollout engine keeps while the model trains, 0 to 1. With 0.6, 1.8 B
-            parameters in bf16 on a GPU of 150 GB.
-    """
-    if device != "cuda":
-        return SMALL_MODEL
-    room = (1 - engine_share) * torch.cuda.mem_get_info()[1]
-    return max(SMALL_MODEL, int(_WHOLE_SHARE * room) // dtype.itemsize)
 
 
 def gathered_bytes(model: nn.Module) -> int:

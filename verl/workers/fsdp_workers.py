@@ -126,12 +126,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         fsdp = config.actor.fsdp_config
         mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
         self.module = build_role_model(
-            config.model,
-            fsdp,
-            self.path,
-            mesh,
-            compile_layers=config.actor.use_torch_compile,
-            engine_share=self._engine_share(),
+            config.model, fsdp, self.path, mesh, compile_layers=config.actor.use_torch_compile
         )
         self.optimizer = build_optimizer(self.module, config.actor.optim) if self.is_actor else None
         self.scheduler = None
@@ -159,11 +154,6 @@ class ActorRolloutRefWorker(CheckpointedWorker):
             base_path=self.path,
         )
 
-    def _engine_share(self) -> float:
-        """Share of the GPU's memory that the engine keeps while the models compute."""
-        keeps = self.is_rollout and not self.config.rollout.free_cache_engine
-        return self.config.rollout.gpu_memory_utilization if keeps else 0.0
-
     def _build_reference(self) -> None:
         """A frozen copy of the model; with LoRA the actor without its adapters serves."""
         self.reference = None
@@ -172,13 +162,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         config, fsdp = self.config, self.config.ref.fsdp_config
         mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
         module = build_role_model(
-            config.model,
-            fsdp,
-            self.path,
-            mesh,
-            trainable=False,
-            compile_layers=config.ref.use_torch_compile,
-            engine_share=self._engine_share(),
+            config.model, fsdp, self.path, mesh, trainable=False, compile_layers=config.ref.use_torch_compile
         )
         self.reference_state = OffloadedState(module, None, self.device, fsdp.param_offload)
         plan = MicroBatchPlan.of_section(config.ref, "log_prob_", "actor_rollout_ref.ref")

@@ -12,12 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
-from verl.utils.fsdp_utils import (
-    ShardingOptions,
-    parameters_in_one_unit,
-    parameters_to_keep_gathered,
-    to_torch_dtype,
-)
+from verl.utils.fsdp_utils import SMALL_MODEL, ShardingOptions, parameters_to_keep_gathered, to_torch_dtype
 from verl.utils.lr_schedule import (
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,
@@ -37,13 +32,8 @@ def lora_settings(model: Any, kind: str = "causal_lm") -> LoraSettings | None:
     return LoraSettings(model.lora_rank, model.lora_alpha, targets, VALUE_HEAD if kind == "value" else None)
 
 
-def sharding_options(
-    fsdp: Any, device: str, compile_layers: bool = False, engine_share: float = 1.0
-) -> ShardingOptions:
-    """``fsdp_config`` as sharding options. On CPU nothing is offloaded: everything is in host memory already.
-
-    ``engine_share`` is that of ``parameters_in_one_unit``.
-    """
+def sharding_options(fsdp: Any, device: str, compile_layers: bool = False) -> ShardingOptions:
+    """``fsdp_config`` as sharding options. On CPU nothing is offloaded: everything is in host memory already."""
     param_dtype = to_torch_dtype(fsdp.mixed_precision.param_dtype)
     reduce_dtype = to_torch_dtype(fsdp.mixed_precision.reduce_dtype)
     return ShardingOptions(
@@ -52,7 +42,7 @@ def sharding_options(
         reshard_after_forward=fsdp.reshard_after_forward,
         cpu_offload=bool(getattr(fsdp, "offload_policy", False)) and device == "cuda",
         compile_layers=compile_layers and device == "cuda",
-        whole_below=parameters_in_one_unit(device, param_dtype, engine_share),
+        whole_below=SMALL_MODEL,
         gathered_below=parameters_to_keep_gathered(device, param_dtype),
     )
 
@@ -66,7 +56,6 @@ def build_role_model(
     kind: str = "causal_lm",
     trainable: bool = True,
     compile_layers: bool = False,
-    engine_share: float = 1.0,
 ) -> nn.Module:
     """The sharded model of a role. Collective.
 
@@ -76,8 +65,6 @@ def build_role_model(
         path: local model folder.
         kind: see ``ModelSpec``.
         trainable: False for a reference: no adapters, no checkpointing, no gradients.
-        engine_share: share of the GPU's memory that a rollout engine keeps while the model computes; the default is
-            the cautious choice.
     """
     spec = ModelSpec(
         path=path,
@@ -88,7 +75,7 @@ def build_role_model(
         trust_remote_code=model.trust_remote_code,
         lora=lora_settings(model, kind) if trainable else None,
     )
-    module = build_model(spec, mesh, sharding_options(fsdp, mesh.device_type, compile_layers, engine_share))
+    module = build_model(spec, mesh, sharding_options(fsdp, mesh.device_type, compile_layers))
     if not trainable:
         module.requires_grad_(False)
         module.eval()
