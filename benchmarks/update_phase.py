@@ -11,8 +11,7 @@ Rows have the lengths of WebShop steps unless told otherwise. With several ``--m
 once for each, with the same model. ``--occupied-gib`` takes memory as a rollout engine does beside a run's update, and
 ``--fixed-segments`` leaves torch's allocator as it is, where a run lets its segments grow. ``--profile`` runs an update
 of up to three micro-batches and their log-probabilities once more under torch.profiler and writes a text for each, see
-``benchmarks.update_profile``. The
-ways:
+``verl.utils.profiling``. The ways:
 
 * ``plain``: what one writes without this trainer: a transformers model under FSDP2, 8 rows padded to 1,536 tokens, its
   own attention (sdpa), every layer recomputed, full logits. Its tokens per second count padding.
@@ -43,7 +42,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.shapes import SHAPES, shape_config
-from benchmarks.update_profile import profile_call
 from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.trainer.config import default_config
@@ -57,6 +55,7 @@ from verl.utils.fsdp_utils import (
     parameters_to_keep_gathered,
     shard_model,
 )
+from verl.utils.profiling import profile_call
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.device_state import choose_device, growing_segments
 from verl.workers.rows import RaggedRows

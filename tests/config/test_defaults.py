@@ -112,8 +112,8 @@ DEFAULTS = {
     "algorithm.filter_groups": dict(enable=False, max_num_gen_batches=10, surplus="cut"),
     "trainer": dict(
         balance_batch=True, total_epochs=30, total_training_steps=None, project_name="verl_examples",
-        experiment_name="gsm8k", logger=["console", "wandb"], log_val_generations=0, rollout_data_dir=None,
-        validation_data_dir=None, nnodes=1, n_gpus_per_node=8, save_freq=-1, resume_mode="auto", resume_from_path=None,
+        experiment_name="gsm8k", logger=["console", "wandb"], log_val_generations=0, profile_steps=None,
+        rollout_data_dir=None, validation_data_dir=None, nnodes=1, n_gpus_per_node=8, save_freq=-1, resume_mode="auto", resume_from_path=None,
         val_before_train=True, val_only=False, test_freq=-1, critic_warmup=0, default_hdfs_dir=None,
         del_local_ckpt_after_load=False, default_local_dir="checkpoints/verl_examples/gsm8k",
         max_actor_ckpt_to_keep=None, max_critic_ckpt_to_keep=None, ray_wait_register_center_timeout=300, device="cuda",

@@ -27,7 +27,11 @@ def learning_figures(lines: list[dict[str, float]]) -> list[dict[str, float]]:
 @pytest.mark.slow
 def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
     whole = train(tmp_path, "whole", "trainer.total_training_steps=4")
-    train(tmp_path, "parts", "trainer.total_training_steps=2")
+    train(tmp_path, "parts", "trainer.total_training_steps=2", "trainer.profile_steps=[2]")
+    profiles = tmp_path / "parts" / "profile"
+    written = [path.relative_to(profiles).as_posix() for path in sorted(profiles.rglob("*.*"))]
+    assert written == [f"step_2/update_actor_rank{rank}.{kind}" for rank in (0, 1) for kind in ("json.gz", "txt")]
+    assert "aten::mm" in (profiles / written[1]).read_text()
     parts = train(tmp_path, "parts", "trainer.total_training_steps=4", "trainer.val_before_train=False")
     assert [line["step"] for line in whole] == [0, 1, 2, 3, 4]
     assert learning_figures(whole) == learning_figures(parts)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,8 +217,13 @@ class ActorRolloutRefWorker(CheckpointedWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:
-        """Take the optimiser steps of a training step; ``meta_info["metrics"]`` holds what happened, over all ranks."""
+        """Take the optimiser steps of a training step; ``meta_info["metrics"]`` holds what happened, over all ranks.
+
+        With ``meta_info["profile_dir"]`` each rank writes a profile of one of them into that folder.
+        """
         data.meta_info["temperature"] = self.config.rollout.temperature
+        folder = data.meta_info.get("profile_dir")
+        self.actor.profile_path = Path(folder) / f"update_actor_rank{dist.get_rank()}.txt" if folder else None
         started = time.perf_counter()
         with self.state.loaded(with_optimizer=True):
             metrics = self.actor.update_policy(data)

@@ -146,6 +146,7 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             ("env.reset_timeout", env.reset_timeout),
             ("env.num_workers", env.num_workers),
             ("ray_init.num_cpus", config.ray_init.num_cpus),
+            *(("trainer.profile_steps", step) for step in trainer.profile_steps or ()),
         ]
     )
     if "webshop" in env.env_name.lower():

@@ -320,6 +320,8 @@ class RayPPOTrainer(CheckpointedTrainer):
             with timer.phase("update_critic"):
                 metrics.update(self.critic_wg.update_critic(inputs).meta_info["metrics"])
         if self.config.trainer.critic_warmup <= self.global_steps:
+            if self.global_steps in (self.config.trainer.profile_steps or ()):
+                inputs.meta_info["profile_dir"] = str(self.checkpoint_root / "profile" / f"step_{self.global_steps}")
             with timer.phase("update_actor"):
                 metrics.update(self.actor_rollout_wg.update_actor(inputs).meta_info["metrics"])
 

@@ -7,8 +7,10 @@ micro-batches changes nothing beyond rounding.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from verl.trainer.ppo.policy_loss import (
     get_policy_loss_fn,
 )
 from verl.utils.fsdp_utils import begin_micro_batch, decoder_layers, reshard
+from verl.utils.profiling import profile_call
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -72,6 +75,7 @@ class DataParallelPPOActor(BasePPOActor):
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(actor_module))
         self._may_hint = self.device.type == "cuda" and dist.get_rank() == 0
         self.step_seconds: list[float] = []  # of each optimiser step of the last update, until the device was through
+        self.profile_path: Path | None = None  # where the next update writes a profile of its second optimiser step
         self.guard = None
         if actor_optimizer is not None:
             self.guard = GuardedOptimizer(actor_module, actor_optimizer, config.grad_clip)
@@ -142,7 +146,13 @@ class DataParallelPPOActor(BasePPOActor):
         for epoch in range(self.config.ppo_epochs):
             for number in self._order(len(minis), epoch):
                 started = time.perf_counter()
-                self._step(data, rows, minis[number], columns, sums)
+                step = functools.partial(self._step, data, rows, minis[number], columns, sums)
+                if self.profile_path is not None and (len(self.step_seconds) == 1 or len(minis) == 1):
+                    title = f"optimiser step {len(self.step_seconds) + 1} of an update, {len(minis[number])} rows"
+                    profile_call(step, self.profile_path, title, self.device, trace=True)
+                    self.profile_path = None
+                else:
+                    step()
                 self.step_seconds.append(time.perf_counter() - started)
         metrics = sums.reduce()
         metrics["actor/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)

@@ -19,6 +19,7 @@ class TrainerConfig(ConfigNode):
     experiment_name: str
     logger: list[str] | str
     log_val_generations: int
+    profile_steps: list[int] | None
     rollout_data_dir: str | None
     validation_data_dir: str | None
     nnodes: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +15,7 @@ import torch
 
 from benchmarks.shapes import shape_config
 from benchmarks.update_phase import RowSizes, make_rows, rows_within, true_lengths
-from benchmarks.update_profile import (
-    busy_seconds,
-    count_events,
-    host_events_in,
-    longest_gaps,
-    profile_call,
-)
+from verl.utils.profiling import busy_seconds, count_events, host_events_in, longest_gaps, profile_call
 
 
 def test_overlapping_kernels_count_once() -> None:
@@ -59,6 +55,22 @@ def test_a_profile_names_the_operations(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert figures["item"] == 4 and figures["cuda_busy_s"] == 0
     assert text.startswith("four sums\n") and "aten::sum" in text
+
+
+def test_a_profile_names_the_threads_that_compute(tmp_path: Path) -> None:
+    path = tmp_path / "profile.txt"
+
+    def burn() -> None:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.2:
+            pass
+
+    stop = threading.Event()
+    helper = threading.Thread(target=lambda: (burn(), stop.wait(60)), name="a busy helper", daemon=True)
+    profile_call(lambda: (helper.start(), burn(), time.sleep(0.5)), path, "threads", torch.device("cpu"))
+    stop.set()
+    listed = path.read_text(encoding="utf-8").partition("seconds of CPU\n")[2].splitlines()
+    assert any(line.startswith("a busy helper") for line in listed[:4])
 
 
 def test_rows_have_the_sizes_asked_for() -> None:

@@ -7,18 +7,21 @@ shares, and take seconds from a run without it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 TOP = 25
 GAPS = 15  # longest waits of the GPU that are listed
+THREADS = 8  # busiest threads of the process that are listed
 # What is counted on the host: a name in the report, and the events that belong to it.
 COUNTED = {
     "kernel_launches": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
@@ -85,6 +88,28 @@ def count_events(averages: Sequence[Any]) -> dict[str, tuple[int, float]]:
     return found
 
 
+def thread_seconds() -> dict[int, float]:
+    """Seconds of CPU that each thread of this process has used, by its id in the operating system."""
+    return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
+
+
+def thread_name(number: int) -> str:
+    """Name of a thread of this process: Python's if it is one of Python's, or else the operating system's."""
+    for thread in threading.enumerate():
+        if thread.native_id == number:
+            return thread.name
+    try:
+        return Path(f"/proc/self/task/{number}/comm").read_text(encoding="utf-8").strip()
+    except OSError:  # it ended, or this is no Linux
+        return f"thread {number}"
+
+
+def _busiest_threads(before: dict[int, float], after: dict[int, float]) -> list[str]:
+    used = {number: seconds - before.get(number, 0.0) for number, seconds in after.items()}
+    busiest = sorted((number for number in used if used[number] > 0), key=lambda number: -used[number])[:THREADS]
+    return [f"{thread_name(number):<32}{used[number]:>8.2f}" for number in busiest]
+
+
 def profile_call(
     call: Callable[[], Any], path: Path, title: str, device: torch.device, trace: bool = False
 ) -> dict[str, float]:
@@ -102,11 +127,13 @@ def profile_call(
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as profiler:
+        before = thread_seconds()
         begin = time.perf_counter()
         call()
         if cuda:
             torch.cuda.synchronize(device)
         wall = time.perf_counter() - begin
+        threads = _busiest_threads(before, thread_seconds())
     averages = profiler.key_averages()
     counts = count_events(averages)
     kernels, host = [], []
@@ -129,6 +156,7 @@ def profile_call(
             f"{(gap[0] - first) / 1e3:>9.1f} {(gap[1] - gap[0]) / 1e3:>8.2f}  {', '.join(host_events_in(gap, host))}"
             for gap in gaps
         ]
+    lines += ["", "The busiest threads of the process, seconds of CPU", *threads]
     orders = {"time on the host without children": "self_cpu_time_total"}
     if cuda:
         orders["time on the GPU"] = "self_cuda_time_total"
