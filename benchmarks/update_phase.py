@@ -7,11 +7,12 @@
     python3 -m benchmarks.update_phase --shape smollm2-135m --prompt-tokens 700 900 --response-tokens 20 40 \\
         --rows 240 --micro-tokens 16384 65536 --arms fit --profile profile      # where a small model spends its time
 
-Rows have the lengths of WebShop steps unless told otherwise. With several ``--micro-tokens`` each way of the actor runs
-once for each, with the same model. ``--occupied-gib`` takes memory as a rollout engine does beside a run's update, and
-``--fixed-segments`` leaves torch's allocator as it is, where a run lets its segments grow. ``--profile`` runs an update
-of up to three micro-batches and their log-probabilities once more under torch.profiler and writes a text for each, see
-``verl.utils.profiling``. The ways:
+Rows have the lengths of WebShop steps unless told otherwise, and each update has rows of its own, as in a run: lengths
+that come again find more in caches. The loss has KL and entropy terms. With several ``--micro-tokens`` each way of the
+actor runs once for each, with the same model. ``--occupied-gib`` takes memory as a rollout engine does beside a run's
+update, and ``--fixed-segments`` leaves torch's allocator as it is, where a run lets its segments grow. ``--profile``
+runs an update of up to three micro-batches and their log-probabilities once more under torch.profiler and writes a text
+for each, see ``verl.utils.profiling``. The ways:
 
 * ``plain``: what one writes without this trainer: a transformers model under FSDP2, 8 rows padded to 1,536 tokens, its
   own attention (sdpa), every layer recomputed, full logits. Its tokens per second count padding.
@@ -68,6 +69,7 @@ ARMS = ("plain", "padded", *PACKED)  # eager ones first: compiling the head hold
 DEFAULT_ARMS = ("plain", "padded", "all", "fit", "fit-compiled")
 PADDED_PROMPT, PADDED_RESPONSE = 4096, 512
 PROFILED = 3  # micro-batches under the profiler
+WARM_UP = 2  # updates before those that count
 PLAIN_ROWS, PLAIN_LENGTH = 8, 1536
 
 
@@ -88,7 +90,7 @@ class RowSizes:
                 raise ValueError(f"{option} {least} {most}: give the least and the most, from 1 to {limit}")
 
 
-def make_rows(count: int, vocabulary: int, seed: int = 0, sizes: RowSizes | None = None) -> DataProto:
+def make_rows(count: int, vocabulary: int, seed: int | tuple[int, ...] = 0, sizes: RowSizes | None = None) -> DataProto:
     """Rows of random tokens; None takes the default sizes, 550–1,750 prompt and 60–250 response tokens."""
     sizes = sizes or RowSizes()
     rng = np.random.default_rng(seed)
@@ -104,6 +106,7 @@ def make_rows(count: int, vocabulary: int, seed: int = 0, sizes: RowSizes | None
             "responses": responses,
             "response_mask": mask,
             "old_log_probs": torch.full(mask.shape, -float(np.log(vocabulary))) * mask,
+            "ref_log_prob": torch.full(mask.shape, -float(np.log(vocabulary))) * mask,
             "advantages": torch.from_numpy(rng.normal(size=mask.shape).astype(np.float32)) * mask,
         },
         non_tensors={"prompt_ids": prompts},
@@ -179,7 +182,7 @@ class Bench:
             optimizer.zero_grad()
 
         self._forget_peak()
-        row = self._measure(update, [length] * PLAIN_ROWS, tokens.numel())
+        row = self._measure(lambda _: update(), lambda _: ([length] * PLAIN_ROWS, tokens.numel()))
         yield row | self._profile("plain", {"update": update})
 
     def _actor(self, arm: str) -> Iterator[dict[str, Any]]:
@@ -192,6 +195,8 @@ class Bench:
         actor_config = dataclasses.replace(
             default_config("preset=embedded").actor_rollout_ref.actor,
             use_dynamic_bsz=True,
+            use_kl_loss=True,
+            entropy_coeff=0.001,
             ppo_mini_batch_size=(self.args.mini_rows or self.args.rows) * self.world,
         )
         actor = DataParallelPPOActor(actor_config, module, self._optimizer(module))
@@ -206,18 +211,23 @@ class Bench:
     def _packed(self, arm: str, actor: DataParallelPPOActor) -> dict[str, Any]:
         """Figures of an actor with the token budget it has."""
         count = self.args.rows if arm != "padded" else max(1, self.args.rows // 4)
-        rows = make_rows(count, self.config.vocab_size, seed=dist.get_rank(), sizes=self.sizes)
-        lengths, head_tokens = true_lengths(rows), int(rows.batch["response_mask"].sum())
-        work = pad_rows(rows) if arm == "padded" else rows
+        seeds = [(dist.get_rank(), number) for number in range(WARM_UP + self.args.steps)]
+        updates = [make_rows(count, self.config.vocab_size, seed, self.sizes) for seed in seeds]
+        batches = [pad_rows(rows) if arm == "padded" else rows for rows in updates]
+        work = batches[0]
         work.batch["old_log_probs"], _ = actor.compute_log_prob(work)
-        first = actor.update_policy(work)  # also the first of the two that warm up
-        row = self._measure(lambda: actor.update_policy(work), lengths, head_tokens, warm_up=1)
+        first = actor.update_policy(work)  # also the first of those that warm up
+        row = self._measure(
+            lambda number: actor.update_policy(batches[number]),
+            lambda number: (true_lengths(updates[number]), int(updates[number].batch["response_mask"].sum())),
+            warmed=1,
+        )
         row["first_ppo_kl"] = float(f"{first['actor/ppo_kl']:.2g}")
         row["recomputed"] = sum(layer.gradient_checkpointing for layer in decoder_layers(actor.actor_module))
         self._timed(lambda: actor.compute_log_prob(work))
         seconds = self._timed(lambda: actor.compute_log_prob(work))
         row["log_prob_s"] = round(seconds, 4)
-        row["log_prob_tokens_per_s"] = round(self._over_ranks(sum(lengths)) / seconds / self.world)
+        row["log_prob_tokens_per_s"] = round(self._over_ranks(sum(true_lengths(updates[0]))) / seconds / self.world)
         if not self.args.profile:
             return row
         few = work[: rows_within(RaggedRows(work).lengths, PROFILED * actor.update_plan.max_tokens)]
@@ -228,25 +238,33 @@ class Bench:
         return torch.optim.AdamW(module.parameters(), lr=1e-6, fused=self.device.type == "cuda")
 
     def _measure(
-        self, update: Callable[[], Any], lengths: list[int], head_tokens: int, warm_up: int = 2
+        self, update: Callable[[int], Any], sizes: Callable[[int], tuple[list[int], int]], warmed: int = 0
     ) -> dict[str, Any]:
-        """Figures a rank: the fastest of some updates."""
-        first = [self._timed(update) for _ in range(warm_up)]
-        seconds = min(self._timed(update) for _ in range(self.args.steps))
-        tokens = self._over_ranks(sum(lengths)) / self.world
-        flops = self._over_ranks(self.flops.training_flops(lengths, head_tokens)) / self.world
+        """Figures a rank over all updates after those that warm up.
+
+        Args:
+            update: takes the number of the update, from ``warmed`` on.
+            sizes: lengths of its rows, and tokens that go through the head.
+            warmed: updates that warmed up before.
+        """
+        first = [self._timed(update, number) for number in range(warmed, WARM_UP)]
+        numbers = range(WARM_UP, WARM_UP + self.args.steps)
+        seconds = [self._timed(update, number) for number in numbers]
+        tokens = self._over_ranks(sum(sum(sizes(number)[0]) for number in numbers)) / self.world
+        flops = self._over_ranks(sum(self.flops.training_flops(*sizes(number)) for number in numbers)) / self.world
         return {
-            "update_s": round(seconds, 4),
+            "update_s": round(sum(seconds) / len(seconds), 4),
+            "fastest_s": round(min(seconds), 4),
             "warm_up_s": round(first[0], 2),
-            "tokens_per_s": round(tokens / seconds),
-            "mfu": round(flops / seconds / get_device_flops("B"), 4),
+            "tokens_per_s": round(tokens / sum(seconds)),
+            "mfu": round(flops / sum(seconds) / get_device_flops("B"), 4),
         }
 
-    def _timed(self, call: Callable[[], Any]) -> float:
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> float:
         """Seconds until every rank is through."""
         self._wait()
         begin = time.perf_counter()
-        call()
+        call(*arguments)
         self._wait()
         return time.perf_counter() - begin
 
