@@ -32,7 +32,14 @@ from verl.models.attention import register_packed_attention
 from verl.models.heads import VALUE_HEAD, install_log_prob_head, install_value_head
 from verl.models.logprobs import enable_compiled_head
 from verl.models.lora import LoraSettings, add_lora
-from verl.utils.fsdp_utils import ShardingOptions, count_parameters, materialize, scatter_weights, shard_model
+from verl.utils.fsdp_utils import (
+    ShardingOptions,
+    copy_shards,
+    count_parameters,
+    materialize,
+    scatter_weights,
+    shard_model,
+)
 from verl.utils.model import update_model_config
 
 logger = logging.getLogger(__name__)
@@ -148,8 +155,14 @@ def _why_random(spec: ModelSpec) -> str:
     return "asked for by the config" if spec.random_init else "the folder holds a config but no weight files"
 
 
-def build_model(spec: ModelSpec, mesh: DeviceMesh, options: ShardingOptions) -> nn.Module:
+def build_model(
+    spec: ModelSpec, mesh: DeviceMesh, options: ShardingOptions, like: nn.Module | None = None
+) -> nn.Module:
     """Build, shard and load a model; returns it in training mode with its packed head installed. Collective.
+
+    Args:
+        like: a model of the same folder and shape on the same mesh, as it was loaded: its shards are copied, and no
+            weights are read.
 
     Raises:
         ValueError: the folder or its config cannot be used; the message names the key.
@@ -173,10 +186,13 @@ def build_model(spec: ModelSpec, mesh: DeviceMesh, options: ShardingOptions) -> 
 
     shard_model(model, mesh, options)
     materialize(model, torch.device("cpu") if options.cpu_offload else device)
-    source = None
-    if dist.get_rank() == 0:
-        source = dict(_build_source(spec, config, device).named_parameters())
-    scatter_weights(model, source, device)
+    if like is not None:
+        copy_shards(model, like)
+    else:
+        source = None
+        if dist.get_rank() == 0:
+            source = dict(_build_source(spec, config, device).named_parameters())
+        scatter_weights(model, source, device)
     model.train()
     if dist.get_rank() == 0:
         logger.info("%s: %.1f M parameters, %s", type(model).__name__, count_parameters(model) / 1e6, spec.path)

@@ -225,6 +225,15 @@ def scatter_weights(model: nn.Module, source: dict[str, torch.Tensor] | None, de
 
 
 @torch.no_grad()
+def copy_shards(model: nn.Module, source: nn.Module) -> None:
+    """Fill the shards of ``model`` from a model with the same parameters, sharded over the same ranks alike."""
+    theirs = dict(source.named_parameters())
+    for name, param in model.named_parameters():
+        mine, other = (p.to_local() if isinstance(p, DTensor) else p for p in (param, theirs[name]))
+        mine.copy_(other)
+
+
+@torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Clip to a global L2 norm, over all ranks; returns the norm before clipping as a plain scalar tensor.
 

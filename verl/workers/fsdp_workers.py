@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from verl.models.compile_threads import share_compile_threads
 from verl.models.heads import forward_log_probs
@@ -28,7 +29,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.flops_counter import FlopsCounter
 from verl.utils.fs import copy_to_local
-from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group, reshard
+from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group, reshard, to_torch_dtype
 from verl.utils.import_utils import import_external_libs
 from verl.utils.model import get_generation_config
 from verl.utils.tokenizer import hf_tokenizer
@@ -163,12 +164,26 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         config, fsdp = self.config, self.config.ref.fsdp_config
         mesh = create_device_mesh(dist.get_world_size(), fsdp.fsdp_size, self.device.type)
         module = build_role_model(
-            config.model, fsdp, self.path, mesh, trainable=False, compile_layers=config.ref.use_torch_compile
+            config.model,
+            fsdp,
+            self.path,
+            mesh,
+            trainable=False,
+            compile_layers=config.ref.use_torch_compile,
+            like=self._policy_to_copy(),
         )
         self.reference_state = OffloadedState(module, None, self.device, fsdp.param_offload)
         plan = MicroBatchPlan.of_section(config.ref, "log_prob_", "actor_rollout_ref.ref")
         self.reference = DataParallelPPOActor(config.actor, module, None, log_prob_plan=plan)
         self.reference.device = self.device
+
+    def _policy_to_copy(self) -> nn.Module | None:
+        """The policy if it holds what the reference would read: the same shards, in a dtype at least as wide."""
+        if not (self.is_actor or self.is_rollout):
+            return None
+        policy, reference = self.config.actor.fsdp_config, self.config.ref.fsdp_config
+        wide = to_torch_dtype(policy.model_dtype).itemsize >= to_torch_dtype(reference.model_dtype).itemsize
+        return self.module if wide and policy.fsdp_size == reference.fsdp_size else None
 
     def _build_engine(self) -> None:
         rollout = self.config.rollout

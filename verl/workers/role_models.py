@@ -56,6 +56,7 @@ def build_role_model(
     kind: str = "causal_lm",
     trainable: bool = True,
     compile_layers: bool = False,
+    like: nn.Module | None = None,
 ) -> nn.Module:
     """The sharded model of a role. Collective.
 
@@ -65,6 +66,7 @@ def build_role_model(
         path: local model folder.
         kind: see ``ModelSpec``.
         trainable: False for a reference: no adapters, no checkpointing, no gradients.
+        like: see ``build_model``.
     """
     spec = ModelSpec(
         path=path,
@@ -75,7 +77,7 @@ def build_role_model(
         trust_remote_code=model.trust_remote_code,
         lora=lora_settings(model, kind) if trainable else None,
     )
-    module = build_model(spec, mesh, sharding_options(fsdp, mesh.device_type, compile_layers))
+    module = build_model(spec, mesh, sharding_options(fsdp, mesh.device_type, compile_layers), like)
     if not trainable:
         module.requires_grad_(False)
         module.eval()
