@@ -190,6 +190,7 @@ class SFTTrainer:
         batches = self._micro_batches(self.train_data, self._rows_of_step(self.global_step))
         learnt, seen = self._global_tokens(batches)
         total = torch.zeros((), device=self.device)
+        self.guard.begin()
         for number, packed in enumerate(batches, 1):
             begin_micro_batch(self.model, last=number == len(batches))
             log_probs, _ = forward_log_probs(self.model, packed, temperature=1.0, with_entropy=False)

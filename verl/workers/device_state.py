@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from verl.workers.host_copies import OffloadedOptimizer, OffloadedParameters, synchronize
+
+logger = logging.getLogger(__name__)
 
 
 def choose_device(device: str) -> torch.device:
@@ -112,6 +115,9 @@ class OffloadedState:
         Args:
             with_optimizer: the optimiser's state too, and the block may change both. Otherwise the block only reads:
                 nothing is copied back.
+
+        An error in the block is raised as it is, also if FSDP2, in the middle of a forward, does not give up its
+        weights; they stay on the device then, which the log says.
         """
         with growing_segments(self.device):
             if self._parameters:
@@ -120,8 +126,16 @@ class OffloadedState:
                 self._optimizer.load()
             try:
                 yield
-            finally:
-                self._store(with_optimizer)
+            except BaseException:
+                self._store_after_error(with_optimizer)
+                raise
+            self._store(with_optimizer)
+
+    def _store_after_error(self, with_optimizer: bool) -> None:
+        try:
+            self._store(with_optimizer)
+        except Exception as error:
+            logger.warning("after an error the model could not be moved back to host memory: %r", error)
 
     def _store(self, with_optimizer: bool) -> None:
         if self._parameters:

@@ -2,6 +2,9 @@
 
 A non-finite loss or gradient norm on any rank skips the step on every rank (the norm is global, so all agree without
 another collective; the loss flag is reduced by the caller). Three skipped steps in a row stop the run.
+
+A step that ends in an error between its micro-batches, out of memory for instance, is the last one: FSDP2 keeps
+gradients of it and, where a backward pass broke off, takes no further gradients, all without a word.
 """
 
 from __future__ import annotations
@@ -37,6 +40,20 @@ class GuardedOptimizer:
         self.grad_clip = grad_clip
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
+        self._begun = False
+
+    def begin(self) -> None:
+        """Call it before the first micro-batch of a step.
+
+        Raises:
+            RuntimeError: the step before never came to its end.
+        """
+        if self._begun:
+            raise RuntimeError(
+                "an optimiser step of this model broke off with an error before, and what is left of it would spoil "
+                "the next: start a new process, from a checkpoint"
+            )
+        self._begun = True
 
     def step(self, loss: torch.Tensor, on_skip: Callable[[], None] | None = None) -> tuple[float, bool]:
         """One optimiser step on the gradients at hand, which are dropped afterwards.
@@ -61,6 +78,7 @@ class GuardedOptimizer:
         else:
             self._skip(loss_value, norm_value, on_skip)
         self.optimizer.zero_grad(set_to_none=True)
+        self._begun = False
         return norm_value, finite
 
     def _skip(self, loss: float, norm: float, on_skip: Callable[[], None] | None) -> None:

@@ -111,6 +111,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         tokens, row_count = counts.tolist()
         normalizer = LossNormalizer(self.config.loss_agg_mode, tokens, row_count, self.response_length or rows.width)
         total = torch.zeros((), device=self.device)
+        self.guard.begin()
         for micro in micro_batches(data, rows, members, self.update_plan, _COLUMNS, self.device):
             begin_micro_batch(self.critic_module, micro.last)
             loss = self._micro_loss(micro, normalizer, sums)
