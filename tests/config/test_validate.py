@@ -105,6 +105,8 @@ RULES = [
     (["critic.model.path=/nowhere/model"], "critic.model.path=/nowhere/model: there is no folder"),
     (["critic.cliprange_value=0"], "critic.cliprange_value=0 has to be greater than 0"),
     (["trainer.critic_warmup=-1"], "has to be at least 0"),
+    (["trainer.profile_steps=[3,0]"], "trainer.profile_steps=0 has to be at least 1"),
+    (["trainer.profile_steps=[3,5]", "trainer.critic_warmup=5"], "use trainer.profile_steps=[7]"),
     ([f"{ROLLOUT}.temperature=inf"], "greater than 0 and finite"),
     ([f"{ACTOR}.optim.min_lr_ratio=2"], "has to lie in [0, 1], or null"),
     (["algorithm.gigpo.similarity_thresh=1.0"], "has to lie between 0 and 1"),

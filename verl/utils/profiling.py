@@ -7,6 +7,7 @@ shares, and take seconds from a run without it.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,8 @@ import psutil
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+logger = logging.getLogger(__name__)
 
 TOP = 25
 GAPS = 15  # longest waits of the GPU that are listed
@@ -117,7 +120,8 @@ def profile_call(
 
     Args:
         call: should have run before: compilation and the first allocations are not of interest.
-        path: text file to write; with ``trace`` also a Chrome trace beside it, ``.json.gz``.
+        path: text file to write; with ``trace`` also a Chrome trace beside it, ``.json.gz``. A folder that does not let
+            itself be written to is a warning: other ranks wait for this one in their next collective.
         title: first line of the file.
         device: where the call computes; its kernels are recorded too if that is CUDA.
 
@@ -136,37 +140,50 @@ def profile_call(
         threads = _busiest_threads(before, thread_seconds())
     averages = profiler.key_averages()
     counts = count_events(averages)
-    kernels, host = [], []
-    for event in profiler.events():
-        begin, end = event.time_range.start, event.time_range.end
-        if event.device_type == DeviceType.CPU:
-            host.append((begin, end, event.name))
-        elif not event.is_user_annotation:
-            kernels.append((begin, end))
+    kernels, host = _spans(profiler.events())
     busy = busy_seconds(kernels)
     lines = [title, f"{'wall s':<20}{wall:>12.4f}", f"{'cuda busy s':<20}{busy:>12.4f} ({busy / wall:.0%})"]
     lines += [
         f"{group.replace('_', ' '):<20}{calls:>12,}  {seconds:.4f} s on the host"
         for group, (calls, seconds) in counts.items()
     ]
-    if kernels:
-        first, gaps = min(kernels)[0], longest_gaps(kernels)
-        lines += ["", f"The {len(gaps)} longest waits of the GPU: at ms, for ms, and what the host did"]
-        lines += [
-            f"{(gap[0] - first) / 1e3:>9.1f} {(gap[1] - gap[0]) / 1e3:>8.2f}  {', '.join(host_events_in(gap, host))}"
-            for gap in gaps
-        ]
+    lines += _waits(kernels, host) if kernels else []
     lines += ["", "The busiest threads of the process, seconds of CPU", *threads]
     orders = {"time on the host without children": "self_cpu_time_total"}
     if cuda:
         orders["time on the GPU"] = "self_cuda_time_total"
     for words, order in orders.items():
         lines += ["", f"The {TOP} largest by {words}", averages.table(order, TOP, max_name_column_width=64)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if trace:
-        profiler.export_chrome_trace(str(path.with_suffix(".json.gz")))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if trace:
+            profiler.export_chrome_trace(str(path.with_suffix(".json.gz")))
+    except OSError as error:
+        logger.warning("the profile could not be written as %s: %s", path, error)
     figures = {"wall_s": round(wall, 4), "cuda_busy_s": round(busy, 4)}
     for group, (calls, seconds) in counts.items():
         figures |= {group: calls, f"{group}_s": round(seconds, 4)}
     return figures
+
+
+def _spans(events: Iterable[Any]) -> tuple[list[tuple[float, float]], list[tuple[float, float, str]]]:
+    """Begin and end of all kernels, and with names of what ran on the host."""
+    kernels, host = [], []
+    for event in events:
+        begin, end = event.time_range.start, event.time_range.end
+        if event.device_type == DeviceType.CPU:
+            host.append((begin, end, event.name))
+        elif not event.is_user_annotation:
+            kernels.append((begin, end))
+    return kernels, host
+
+
+def _waits(kernels: list[tuple[float, float]], host: list[tuple[float, float, str]]) -> list[str]:
+    """Lines of the longest waits between kernels."""
+    first, gaps = min(kernels)[0], longest_gaps(kernels)
+    lines = ["", f"The {len(gaps)} longest waits of the GPU: at ms, for ms, and what the host did"]
+    return lines + [
+        f"{(gap[0] - first) / 1e3:>9.1f} {(gap[1] - gap[0]) / 1e3:>8.2f}  {', '.join(host_events_in(gap, host))}"
+        for gap in gaps
+    ]

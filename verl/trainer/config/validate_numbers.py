@@ -161,6 +161,12 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             lowest=0,
         )
     yield from at_least([("trainer.critic_warmup", trainer.critic_warmup)], lowest=0)
+    idle = [step for step in trainer.profile_steps or () if step < trainer.critic_warmup]
+    if idle:
+        yield (
+            f"trainer.profile_steps={trainer.profile_steps}: the policy is not updated in step {idle[0]}, before "
+            f"trainer.critic_warmup={trainer.critic_warmup}; use trainer.profile_steps=[{trainer.critic_warmup + 2}]"
+        )
     if config.uses_critic and config.critic.cliprange_value <= 0:
         yield f"critic.cliprange_value={config.critic.cliprange_value:g} has to be greater than 0, such as 0.5"
     if trainer.val_only and not trainer.val_before_train:

@@ -74,8 +74,8 @@ class DataParallelPPOActor(BasePPOActor):
         self.device = next(actor_module.parameters()).device
         self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(actor_module))
         self._may_hint = self.device.type == "cuda" and dist.get_rank() == 0
-        self.step_seconds: list[float] = []  # of each optimiser step of the last update, until the device was through
-        self.profile_path: Path | None = None  # where the next update writes a profile of its second optimiser step
+        self.step_seconds: list[float] = []  # of the last update's steps, each until its gradients were known
+        self.profile_path: Path | None = None  # where the next update records its second step, or its only one
         self.guard = None
         if actor_optimizer is not None:
             self.guard = GuardedOptimizer(actor_module, actor_optimizer, config.grad_clip)
@@ -143,11 +143,12 @@ class DataParallelPPOActor(BasePPOActor):
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         self.step_seconds = []
+        profiled = min(1, self.config.ppo_epochs * len(minis) - 1)
         for epoch in range(self.config.ppo_epochs):
             for number in self._order(len(minis), epoch):
                 started = time.perf_counter()
                 step = functools.partial(self._step, data, rows, minis[number], columns, sums)
-                if self.profile_path is not None and (len(self.step_seconds) == 1 or len(minis) == 1):
+                if self.profile_path is not None and len(self.step_seconds) == profiled:
                     title = f"optimiser step {len(self.step_seconds) + 1} of an update, {len(minis[number])} rows"
                     profile_call(step, self.profile_path, title, self.device, trace=True)
                     self.profile_path = None
@@ -184,6 +185,7 @@ class DataParallelPPOActor(BasePPOActor):
             self.config.loss_agg_mode, tokens, row_count, self.response_length or rows.width
         )
         total = torch.zeros((), device=self.device)
+        self.guard.begin()
         for micro in micro_batches(data, rows, members, self.update_plan, columns, self.device):
             begin_micro_batch(self.actor_module, micro.last)
             loss = self._micro_loss(micro, normalizer, data.meta_info["temperature"], sums)
