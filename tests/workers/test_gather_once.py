@@ -24,6 +24,7 @@ from verl.utils.fsdp_utils import (
     ensure_process_group,
     gathered_bytes,
     parameters_to_keep_gathered,
+    reduce_every_time,
     unreduced_bytes,
 )
 from verl.workers.actor import DataParallelPPOActor
@@ -109,15 +110,22 @@ def test_two_ranks_get_the_same_weights_to_the_bit(model_path: str) -> None:
 
 def test_two_ranks_gather_and_reduce_a_small_model_once_a_step(model_path: str) -> None:
     count = count_parameters(_actor(model_path, "bfloat16", True).actor_module)
-    once = (STEPS, STEPS, 4 * count)  # full gradients in float32
-    assert run_ranks(_calls_of_an_update, 2, model_path, SMALL_MODEL) == [once] * 2
     micro_batches = 2 * STEPS  # six rows a rank, three a step, two a micro-batch
+    once = (STEPS, STEPS, 4 * count)  # full gradients in float32
+    short_of_memory = (STEPS, micro_batches, 0)
     every_time = (2 * micro_batches, micro_batches, 0)  # gathered for forward and backward
-    assert run_ranks(_calls_of_an_update, 2, model_path, 0) == [every_time] * 2
+    assert run_ranks(_calls_of_updates, 2, model_path) == [(once, short_of_memory, every_time)] * 2
 
 
-def _calls_of_an_update(path: str, gathered_below: int) -> tuple[int, int, int]:
-    actor = _actor(path, "bfloat16", True, gathered_below=gathered_below)
+def _calls_of_updates(path: str) -> tuple[tuple[int, int, int], ...]:
+    """Of a small model, of the same one once it is short of memory, and of one that is not small."""
+    small, large = (_actor(path, "bfloat16", True, gathered_below=below) for below in (SMALL_MODEL, 0))
+    once = _calls_of_an_update(small)
+    reduce_every_time(small.actor_module)
+    return once, _calls_of_an_update(small), _calls_of_an_update(large)
+
+
+def _calls_of_an_update(actor: DataParallelPPOActor) -> tuple[int, int, int]:
     calls = _count_calls(actor.actor_module, lambda: _weights(actor))
     return (*calls, unreduced_bytes(actor.actor_module))
 

@@ -7,13 +7,12 @@ case on large GPUs, so layers beyond the memory budget are recomputed and the ot
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from verl.utils.fsdp_utils import decoder_layers, gathered_bytes, unreduced_bytes
+from verl.utils.fsdp_utils import decoder_layers, gathered_bytes, reduce_every_time, unreduced_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +85,7 @@ def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Opti
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     count, tight = agreed.tolist()
     if tight:
-        model.sharding_options = replace(model.sharding_options, reduce_once=False)
-        model.set_requires_gradient_sync(True)
+        reduce_every_time(model)
         logger.info("gradients are reduced in every micro-batch: in full size they would leave too little memory")
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index < count

@@ -193,6 +193,12 @@ def begin_micro_batch(model: nn.Module, last: bool) -> None:
         model.set_requires_gradient_sync(last)
 
 
+def reduce_every_time(model: nn.Module) -> None:
+    """Take ``reduce_once`` back, for good: full gradients leave too little memory. Call it between steps."""
+    model.sharding_options = replace(model.sharding_options, reduce_once=False)
+    model.set_requires_gradient_sync(True)
+
+
 def materialize(model: nn.Module, device: torch.device) -> None:
     """Give a model with parameters on the meta device real, uninitialised storage; buffers keep their values."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
