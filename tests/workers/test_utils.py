@@ -186,11 +186,14 @@ def test_only_layers_that_do_not_fit_are_recomputed() -> None:
     assert layers_to_recompute(28, 2 * gib, 5 * gib) == 28
 
 
-def test_full_gradients_wait_only_where_memory_is_left_for_the_head() -> None:
+def test_full_gradients_wait_only_where_they_cost_little_memory() -> None:
     gib = 2.0**30
-    assert not must_reduce_at_once(6 * gib, 14 * gib)
-    assert must_reduce_at_once(6 * gib, 13.9 * gib)
-    assert not must_reduce_at_once(0, 1 * gib)
+    assert not must_reduce_at_once(6 * gib, 28, 20 * gib, 14 * gib)  # all layers are recomputed either way
+    assert must_reduce_at_once(6 * gib, 28, 20 * gib, 13.9 * gib)  # 8 GiB have to stay for the head
+    assert not must_reduce_at_once(0, 28, 20 * gib, 1 * gib)
+    # Of 30 layers of 1 GiB, 0.85 * 40 - 8 = 26 fit; with 3 GiB of gradients 23 do, with 5 GiB 21.
+    assert not must_reduce_at_once(3 * gib, 30, gib, 40 * gib)
+    assert must_reduce_at_once(5 * gib, 30, gib, 40 * gib)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,17 @@ def layers_to_recompute(num_layers: int, bytes_per_layer: float, free_bytes: flo
     return num_layers - min(num_layers, int(budget / max(bytes_per_layer, 1.0)))
 
 
-def must_reduce_at_once(unreduced: float, free_bytes: float) -> bool:
-    """Whether memory is too small for ``unreduced`` bytes of full gradients beside what the head needs."""
-    return unreduced > 0 and free_bytes - unreduced < _RESERVE_BYTES
+def must_reduce_at_once(unreduced: float, num_layers: int, bytes_per_layer: float, free_bytes: float) -> bool:
+    """Whether ``unreduced`` bytes of full gradients leave too little memory for what they save.
+
+    That is, less than the head needs, or so little that more than a tenth of the layers would be recomputed for them: a
+    recomputed layer costs a third of its time, reductions in every micro-batch some tenth of an update's.
+    """
+    if unreduced <= 0:
+        return False
+    more = layers_to_recompute(num_layers, bytes_per_layer, free_bytes - unreduced)
+    more -= layers_to_recompute(num_layers, bytes_per_layer, free_bytes)
+    return free_bytes - unreduced < _RESERVE_BYTES or more > num_layers // 10
 
 
 def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
@@ -78,9 +86,10 @@ def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Opti
     free -= sum(map(_local_bytes, model.parameters())) + gathered_bytes(model)  # gradients, weights
     free -= optimizer_bytes_to_come(optimizer) if optimizer is not None else 0
     unreduced = unreduced_bytes(model)
-    tight = must_reduce_at_once(unreduced, free)
+    layer_bytes = tokens * activation_bytes_per_token(model)
+    tight = must_reduce_at_once(unreduced, len(layers), layer_bytes, free)
     free -= 0 if tight else unreduced
-    count = layers_to_recompute(len(layers), tokens * activation_bytes_per_token(model), free)
+    count = layers_to_recompute(len(layers), layer_bytes, free)
     agreed = torch.tensor([count, tight], device=device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     count, tight = agreed.tolist()
