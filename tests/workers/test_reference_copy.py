@@ -15,7 +15,7 @@ from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import ensure_process_group
 from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
-FP32, BF16 = "fp32", "bf16"
+FP32, BF16, FP16 = "fp32", "bf16", "fp16"
 
 
 def _worker(folder: Path, policy: str, reference: str, *overrides: str) -> ActorRolloutRefWorker:
@@ -71,7 +71,12 @@ def test_training_moves_the_policy_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "reference", "overrides"),
-    [(BF16, FP32, ()), (FP32, FP32, ("actor_rollout_ref.ref.fsdp_config.fsdp_size=1",))],
+    [
+        (BF16, FP32, ()),
+        (BF16, FP16, ()),
+        (FP16, BF16, ()),
+        (FP32, FP32, ("actor_rollout_ref.ref.fsdp_config.fsdp_size=1",)),
+    ],
 )
 def test_what_the_policy_does_not_hold_is_read(
     tmp_path: Path, policy: str, reference: str, overrides: tuple[str, ...]
@@ -84,4 +89,4 @@ def test_what_the_policy_does_not_hold_is_read(
     exact = _worker(folder, FP32, FP32).module
     theirs = dict(full_parameters(exact))
     for name, tensor in full_parameters(worker.reference.actor_module):
-        assert torch.equal(tensor, theirs[name]), name
+        assert torch.equal(tensor, theirs[name].to(tensor.dtype)), name

@@ -178,12 +178,15 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         self.reference.device = self.device
 
     def _policy_to_copy(self) -> nn.Module | None:
-        """The policy if it holds what the reference would read: the same shards, in a dtype at least as wide."""
+        """The policy if it holds what the reference would read: the same shards, in its dtype or in float32.
+
+        Neither of bf16 and fp16 holds the other's values.
+        """
         if not (self.is_actor or self.is_rollout):
             return None
         policy, reference = self.config.actor.fsdp_config, self.config.ref.fsdp_config
-        wide = to_torch_dtype(policy.model_dtype).itemsize >= to_torch_dtype(reference.model_dtype).itemsize
-        return self.module if wide and policy.fsdp_size == reference.fsdp_size else None
+        exact = to_torch_dtype(policy.model_dtype) in (to_torch_dtype(reference.model_dtype), torch.float32)
+        return self.module if exact and policy.fsdp_size == reference.fsdp_size else None
 
     def _build_engine(self) -> None:
         rollout = self.config.rollout
