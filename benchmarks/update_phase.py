@@ -315,23 +315,30 @@ def table(rows: Sequence[dict[str, Any]], ranks: int) -> str:
     return "\n".join(lines)
 
 
+def _count(text: str) -> int:
+    """A whole number from 1 on, for argparse, which names the option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} has to be a whole number, at least 1")
+    return int(text)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", type=int, default=64, help="a rank; a quarter of them when padded")
+    parser.add_argument("--rows", type=_count, default=64, help="a rank; a quarter of them when padded")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=RowSizes.prompt, metavar=("LEAST", "MOST"))
     parser.add_argument("--response-tokens", type=int, nargs=2, default=RowSizes.response, metavar=("LEAST", "MOST"))
-    parser.add_argument("--micro-tokens", type=int, nargs="+", default=[16384], help="tokens of a micro-batch")
-    parser.add_argument("--micro-rows", type=int, help="rows of a micro-batch instead")
-    parser.add_argument("--mini-rows", type=int, help="rows of an optimiser step a rank; without it all")
+    parser.add_argument("--micro-tokens", type=_count, nargs="+", default=[16384], help="tokens of a micro-batch")
+    parser.add_argument("--micro-rows", type=_count, help="rows of a micro-batch instead")
+    parser.add_argument("--mini-rows", type=_count, help="rows of an optimiser step a rank; without it all")
     parser.add_argument("--reshard-after-forward", action="store_true", help="free weights after the forward")
     parser.add_argument("--keep-gathered", action="store_true", help="… unless the model is small, as runs do")
     parser.add_argument("--whole-below", type=int, default=SMALL_MODEL, help="0 makes every layer a unit of FSDP")
     parser.add_argument("--occupied-gib", type=float, default=0.0, help="memory that something else holds")
     parser.add_argument("--fixed-segments", action="store_true", help="no segments that grow")
-    parser.add_argument("--steps", type=int, default=4, help="timed updates, after two that warm up")
+    parser.add_argument("--steps", type=_count, default=4, help="timed updates, after two that warm up")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write a profile of each way into this folder")
     parser.add_argument("--trace", action="store_true", help="with --profile: Chrome traces too, large")
     parser.add_argument("--out", type=Path, help="JSON of all figures")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,9 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.profiler import profile
 
 from benchmarks.shapes import shape_config
-from benchmarks.update_phase import RowSizes, make_rows, rows_within, true_lengths
+from benchmarks.update_phase import RowSizes, make_rows, parse_arguments, rows_within, true_lengths
 from verl.utils.profiling import busy_seconds, count_events, host_events_in, longest_gaps, profile_call
 
 
@@ -55,6 +58,23 @@ def test_a_profile_names_the_operations(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert figures["item"] == 4 and figures["cuda_busy_s"] == 0
     assert text.startswith("four sums\n") and "aten::sum" in text
+
+
+def test_a_trace_takes_no_other_disk_than_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    profile_call(lambda: torch.ones(3).sum(), tmp_path / "sum.txt", "a sum", torch.device("cpu"), trace=True)
+    with gzip.open(tmp_path / "sum.json.gz", "rt", encoding="utf-8") as file:
+        assert "aten::sum" in {event["name"] for event in json.load(file)["traceEvents"]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sum.json.gz", "sum.txt"]
+
+
+def test_a_trace_that_the_profiler_could_not_write_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(profile, "export_chrome_trace", lambda *_: None)  # what it does on a full disk
+    profile_call(lambda: torch.ones(3).sum(), tmp_path / "sum.txt", "a sum", torch.device("cpu"), trace=True)
+    assert "could not be written" in caplog.text and str(tmp_path / "sum.json.gz") in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["sum.txt"]
 
 
 def test_a_profile_names_the_threads_that_compute(tmp_path: Path) -> None:
@@ -108,3 +128,14 @@ def test_each_way_runs_once_for_each_token_budget(tmp_path: Path) -> None:
     assert names == {"plain-update"} | both
     hooks = [row["profile"]["update"]["fsdp_hooks"] for row in rows[1:]]
     assert hooks[0] > hooks[1] > 0  # three micro-batches against one
+
+
+@pytest.mark.parametrize("option", ["--rows", "--steps", "--mini-rows", "--micro-rows", "--micro-tokens"])
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_counts_below_one_are_refused(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["update_phase", option, value])
+    with pytest.raises(SystemExit):
+        parse_arguments()
+    assert f"argument {option}: {value} has to be a whole number, at least 1" in capsys.readouterr().err

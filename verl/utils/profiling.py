@@ -7,7 +7,11 @@ shares, and take seconds from a run without it.
 
 from __future__ import annotations
 
+import errno
+import gzip
 import logging
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -158,13 +162,27 @@ def profile_call(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         if trace:
-            profiler.export_chrome_trace(str(path.with_suffix(".json.gz")))
+            _write_trace(profiler, path.with_suffix(".json.gz"))
     except OSError as error:
         logger.warning("the profile could not be written as %s: %s", path, error)
     figures = {"wall_s": round(wall, 4), "cuda_busy_s": round(busy, 4)}
     for group, (calls, seconds) in counts.items():
         figures |= {group: calls, f"{group}_s": round(seconds, 4)}
     return figures
+
+
+def _write_trace(profiler: profile, path: Path) -> None:
+    """Write a compressed Chrome trace; OSError if the disk is full.
+
+    ``export_chrome_trace`` only logs that it could not write, and compressing by itself it takes the temporary folder.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="trace.") as folder:
+        plain = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(plain))
+        if not plain.is_file():
+            raise OSError(errno.ENOSPC, "the trace could not be written, is the disk full?", str(path))
+        with plain.open("rb") as source, gzip.open(path, "wb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def _spans(events: Iterable[Any]) -> tuple[list[tuple[float, float]], list[tuple[float, float, str]]]:
