@@ -161,7 +161,7 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             lowest=0,
         )
     yield from at_least([("trainer.critic_warmup", trainer.critic_warmup)], lowest=0)
-    idle = [step for step in trainer.profile_steps or () if step < trainer.critic_warmup]
+    idle = [step for step in trainer.profile_steps or () if 1 <= step < trainer.critic_warmup]
     if idle:
         yield (
             f"trainer.profile_steps={trainer.profile_steps}: the policy is not updated in step {idle[0]}, before "
