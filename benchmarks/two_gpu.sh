@@ -14,7 +14,7 @@
 # GPUS    ranks (default 2); with GPUS=1 stock_tp2 is the recipe on one GPU and the other pairs fall to one
 # LIMIT   seconds of a stock run at most (default 600)
 # Further arguments are overrides for the stock runs. A stage that fails or runs out of time is said so in the summary
-# and the next one starts; the exit code is the number of stages that failed.
+# and the next one starts; the exit code is the number of stages that failed, 64 if an argument above is wrong.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,11 +22,22 @@ OUT=${OUT:-outputs/two_gpu}
 TINY=${TINY:-}
 GPUS=${GPUS:-2}
 LIMIT=${LIMIT:-600}
-STEPS=${STEPS:-$((TINY ? 1 : 4))}
-STAGES=${STAGES:-stock_tp2 stock_dp2 update rollout_tp2 rollout_dp2 tests}
+STEPS=${STEPS:-${TINY:+1}}
+STEPS=${STEPS:-4}
+every_stage="stock_tp2 stock_dp2 update rollout_tp2 rollout_dp2 tests"
+STAGES=${STAGES:-$every_stage}
 MODEL=${MODEL:-} makes_model=
-mkdir -p "$OUT"
-OUT=$(cd "$OUT" && pwd)
+refuse() {
+    echo "$1" >&2
+    exit 64
+}
+for one in $STAGES; do
+    [[ " $every_stage " == *" $one "* ]] || refuse "STAGES: there is no stage $one; use some of $every_stage"
+done
+for one in GPUS LIMIT STEPS; do
+    [[ ${!one} =~ ^[1-9][0-9]*$ ]] || refuse "$one=${!one} has to be a whole number, at least 1"
+done
+mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) || refuse "OUT=$OUT has to be a folder that can be written to"
 work=$(mktemp -d "${TMPDIR:-/tmp}/two_gpu.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 python=python3
