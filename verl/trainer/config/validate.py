@@ -210,6 +210,22 @@ def check_parallel(config: PPOTrainerConfig) -> Iterator[str]:
             )
 
 
+def check_shards(config: PPOTrainerConfig) -> Iterator[str]:
+    """Ranks that share a model: as many in each group."""
+    main, ranks = config.actor_rollout_ref, config.world_size
+    nodes = [(_ACTOR, main.actor.fsdp_config)]
+    nodes += [(_REF, main.ref.fsdp_config)] if config.uses_reference else []
+    nodes += [("critic.model", config.critic.model.fsdp_config)] if config.uses_critic else []
+    nodes += [("reward_model.model", config.reward_model.model.fsdp_config)] if config.reward_model.enable else []
+    for node, fsdp in nodes:
+        if 0 < fsdp.fsdp_size < ranks and ranks % fsdp.fsdp_size:
+            fits = [str(one) for one in range(1, ranks) if ranks % one == 0]
+            yield (
+                f"{node}.fsdp_config.fsdp_size={fsdp.fsdp_size} does not divide the {ranks} ranks "
+                f"(trainer.nnodes*trainer.n_gpus_per_node); use -1 for all, or one of {', '.join(fits)}"
+            )
+
+
 def check_micro_batches(config: PPOTrainerConfig) -> Iterator[str]:
     """One way of sizing micro-batches for each forward pass there is."""
     main, critic = config.actor_rollout_ref, config.critic
@@ -334,6 +350,7 @@ RULES: tuple[Rule, ...] = (
     check_names,
     check_batch,
     check_parallel,
+    check_shards,
     check_critic,
     check_micro_batches,
     check_mini_batch,
