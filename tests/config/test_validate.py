@@ -335,6 +335,15 @@ def test_settings_without_effect_are_said_once_with_what_replaces_them() -> None
     assert set(NO_EFFECT) <= known
 
 
+def test_steps_to_profile_that_are_never_reached_are_said() -> None:
+    assert notices(default_config("trainer.profile_steps=[2,4]", "trainer.total_training_steps=4")) == []
+    assert notices(default_config("trainer.profile_steps=[2,99]")) == []  # how many there are depends on the data
+    (line,) = notices(default_config("trainer.profile_steps=[2,99]", "trainer.total_training_steps=4"))
+    assert "with trainer.total_training_steps=4 step 99 is never reached" in line
+    (line,) = notices(default_config("trainer.profile_steps=[2]", "trainer.val_only=true"))
+    assert "with trainer.val_only=true step 2 is never reached" in line
+
+
 def test_a_node_without_effect_names_the_keys_that_were_changed(sound: list[str]) -> None:
     config = to_dataclass(compose_config(sound))  # its model path and what follows that are no change
     assert notices(config) == []

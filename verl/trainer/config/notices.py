@@ -142,6 +142,11 @@ def _run_notices(trainer: TrainerConfig) -> Iterator[str]:
             f"trainer.resume_from_path={trainer.resume_from_path} has no effect with trainer.resume_mode="
             f"{trainer.resume_mode}, which {instead}; use trainer.resume_mode=resume_path"
         )
+    last = 0 if trainer.val_only else trainer.total_training_steps
+    beyond = [step for step in trainer.profile_steps or () if last is not None and step > last]
+    if beyond:
+        end = "trainer.val_only=true" if trainer.val_only else f"trainer.total_training_steps={last}"
+        yield f"trainer.profile_steps={trainer.profile_steps}: with {end} step {beyond[0]} is never reached or recorded"
     cores, ranks = machine.cpu_count(), trainer.n_gpus_per_node
     if trainer.device == "cpu" and ranks > max(cores, 2) and not os.environ.get("RAY_ADDRESS"):
         yield (
