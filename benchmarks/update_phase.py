@@ -352,6 +352,8 @@ def main() -> None:
     quiet = dist.get_rank() != 0
     logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, format="%(message)s")
     rows: list[dict[str, Any]] = []
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         shape_config(args.shape).save_pretrained(folder)
         bench = Bench(args, folder)

@@ -118,10 +118,10 @@ def test_each_way_runs_once_for_each_token_budget(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "benchmarks.update_phase", "--shape", "tiny", "--device", "cpu", "--arms", "plain", "fit",
         "--rows", "4", "--steps", "1", "--prompt-tokens", "50", "60", "--response-tokens", "5", "9",
-        "--micro-tokens", "70", "300", "--profile", str(tmp_path), "--out", str(tmp_path / "out.json"),
+        "--micro-tokens", "70", "300", "--profile", str(tmp_path), "--out", str(tmp_path / "made" / "out.json"),
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=300, cwd=Path(__file__).parents[2])
-    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((tmp_path / "made" / "out.json").read_text(encoding="utf-8"))["rows"]
     assert [(row["arm"], row.get("micro_tokens")) for row in rows] == [("plain", None), ("fit", 70), ("fit", 300)]
     names = {path.stem for path in tmp_path.glob("*.txt")}
     both = {f"fit-{budget}-{call}" for budget in (70, 300) for call in ("update", "log_prob")}
