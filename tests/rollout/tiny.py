@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.workers.ranks import rank_processes, take_environment
 from verl.utils.net_utils import get_free_port
 from verl.workers.rollout.base import RolloutRequest, SamplingSettings
 from verl.workers.rollout.settings import EngineSettings
@@ -133,7 +133,7 @@ class Ranks:
         port = get_free_port()
         self._pools = [
             ProcessPoolExecutor(
-                1, multiprocessing.get_context("spawn"), initializer=_enter_rank, initargs=(rank, world_size, port)
+                1, rank_processes(), initializer=_enter_rank, initargs=(rank, world_size, port, dict(os.environ))
             )
             for rank in range(world_size)
         ]
@@ -148,7 +148,8 @@ class Ranks:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _enter_rank(rank: int, world_size: int, port: int) -> None:
+def _enter_rank(rank: int, world_size: int, port: int, environment: dict[str, str]) -> None:
+    take_environment(environment)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
