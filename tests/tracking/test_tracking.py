@@ -27,6 +27,8 @@ def no_accounts(monkeypatch, tmp_path_factory) -> None:
 
 def test_the_console_line(capsys) -> None:
     assert concat_dict_to_str({"a/b": 1.23456, "n": 2, "text": "no"}, 7) == "step:7 - a/b:1.235 - n:2.000"
+    leading = {"a/b": 1, "actor/lr": 0.5, "episode/success_rate": 0.25}
+    assert concat_dict_to_str(leading, 7) == "step:7 - episode/success_rate:0.250 - actor/lr:0.500 - a/b:1.000"
     small = {"lr": 2e-4, "gap": -0.0034567, "none": 0.0, "edge": 0.01, "bad": float("nan"), "large": 12345.6}
     assert concat_dict_to_str(small, 1).split(" - ")[1:] == [
         "lr:0.0002", "gap:-0.00346", "none:0.000", "edge:0.010", "bad:nan", "large:12345.600"

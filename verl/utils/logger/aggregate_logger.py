@@ -8,11 +8,29 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 
+# What tells most about a step, in this order; the other metrics follow as they come.
+FIRST = (
+    "val/success_rate",
+    "episode/success_rate",
+    "episode/reward/mean",
+    "episode/length/mean",
+    "timing_s/step",
+    "actor/lr",
+    "actor/kl_loss",
+    "actor/ppo_kl",
+    "actor/grad_norm",
+    "actor/entropy_loss",
+    "actor/pg_loss",
+)
+
+
 def concat_dict_to_str(metrics: Mapping[str, Any], step: int) -> str:
-    """``step:3 - actor/lr:0.0002 - ...``: every number as ``short_number`` writes it, anything else left out."""
-    parts = [f"step:{step}"]
-    parts += [f"{key}:{short_number(value)}" for key, value in metrics.items() if isinstance(value, numbers.Number)]
-    return " - ".join(parts)
+    """``step:3 - episode/success_rate:0.484 - ...``: every number as ``short_number`` writes it, those of ``FIRST``
+    in front, anything else left out."""
+    keys = [key for key in FIRST if key in metrics] + [key for key in metrics if key not in FIRST]
+    numbers_of = ((key, metrics[key]) for key in keys)
+    parts = [f"{key}:{short_number(value)}" for key, value in numbers_of if isinstance(value, numbers.Number)]
+    return " - ".join([f"step:{step}", *parts])
 
 
 def short_number(value: Any) -> str:
