@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-
 # What tells most about a step, in this order; the other metrics follow as they come.
 FIRST = (
     "val/success_rate",
