@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from verl.models.lora import LoraSettings, adapters_off
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import export_model, full_parameters
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
-from verl.utils.lr_schedule import get_cosine_schedule_with_warmup
+from verl.utils.lr_schedule import cosine_factor, get_cosine_schedule_with_warmup
 from verl.workers.actor import DataParallelPPOActor
 
 LORA = LoraSettings(rank=4, alpha=8)
@@ -33,11 +35,18 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 class _Run:
     """An actor with everything a checkpoint holds."""
 
-    def __init__(self, path: str, lora: LoraSettings | None = None, contents: tuple[str, ...] = ("model", "optimizer", "extra")):
+    def __init__(
+        self,
+        path: str,
+        lora: LoraSettings | None = None,
+        contents: tuple[str, ...] = ("model", "optimizer", "extra"),
+        **optim: Any,
+    ):
         mesh = create_device_mesh(dist.get_world_size(), -1, "cpu")
         self.module = build_model(ModelSpec(path, lora=lora), mesh, ShardingOptions())
         # A large eps, so that gradients that are rounding noise are not blown up to full steps.
-        self.optimizer = torch.optim.AdamW([p for p in self.module.parameters() if p.requires_grad], lr=1e-2, eps=1e-2)
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trainable, **{"lr": 1e-2, "eps": 1e-2, **optim})
         self.scheduler = get_cosine_schedule_with_warmup(self.optimizer, 1, 8)
         self.actor = DataParallelPPOActor(actor_config(), self.module, self.optimizer)
         self.files = FSDPCheckpointManager(
@@ -99,6 +108,39 @@ def test_the_number_of_ranks_may_change(model_path: str, tmp_path: Path) -> None
         for name in went_on.keys() - {"noise"}:
             torch.testing.assert_close(one_took_over[name], went_on[name], atol=2e-4, rtol=0, msg=name)
             torch.testing.assert_close(from_one[name], went_on_alone[name], atol=2e-4, rtol=0, msg=name)
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "verl.utils.check" in r.name]
+
+
+def test_a_changed_optimiser_setting_holds_after_a_resume(
+    model_path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(tmp_path / "global_step_2" / "actor")
+    _Run(model_path).train(0, 1).files.save_checkpoint(folder, global_step=2)
+    changed = _Run(model_path, lr=3e-4, betas=(0.8, 0.95), weight_decay=0.1)
+    unchanged = _Run(model_path)
+    with caplog.at_level(logging.WARNING):
+        unchanged.files.load_checkpoint(folder)
+        assert not _said(caplog)
+        changed.files.load_checkpoint(folder)
+    assert _said(caplog) == [
+        "optim.lr: 0.01 in the checkpoint, 0.0003 from now on; "
+        "optim.betas: [0.9, 0.999] in the checkpoint, [0.8, 0.95] from now on; "
+        "optim.weight_decay: 0.01 in the checkpoint, 0.1 from now on"
+    ]
+    for step in (2, 3, 4):
+        group = changed.optimizer.param_groups[0]
+        assert group["lr"] == changed.scheduler.get_last_lr()[0] == 3e-4 * cosine_factor(step, 1, 8, 0.0, 0.5)
+        assert (group["betas"], group["weight_decay"]) == ((0.8, 0.95), 0.1)
+        changed.train(step)
+    changed.files.save_checkpoint(str(tmp_path / "global_step_5" / "actor"), global_step=5)
+    caplog.clear()
+    again = _Run(model_path, lr=3e-4, betas=(0.8, 0.95), weight_decay=0.1)
+    again.files.load_checkpoint(str(tmp_path / "global_step_5" / "actor"))
+    assert not _said(caplog)
+    assert again.scheduler.get_last_lr() == changed.scheduler.get_last_lr()
 
 
 def test_old_checkpoints_go_and_a_save_leaves_nothing_half_done(model_path: str, tmp_path: Path) -> None:

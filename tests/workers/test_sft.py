@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -92,6 +93,20 @@ def test_a_run_that_stops_and_resumes_is_bitwise_the_run_that_did_not(folder: Pa
     assert resumed.global_step == resumed.total_steps == 24
     first, second = _weights(folder / "run" / "huggingface"), _weights(folder / "other" / "huggingface")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_resumed_run_takes_the_learning_rate_it_is_given(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = _trainer(folder)
+    for _ in range(5):
+        at_the_end = first.train_step()["train/lr"]
+    first.save()
+    resumed = _trainer(folder, **{"optim.lr": 5e-3})
+    with caplog.at_level(logging.WARNING):
+        resumed.resume()
+    said = [r.getMessage() for r in caplog.records if "in the checkpoint" in r.getMessage()]
+    assert said == ["optim.lr: 0.01 in the checkpoint, 0.005 from now on"]
+    assert first.global_step == resumed.global_step == 5 and at_the_end > 0
+    assert resumed.train_step()["train/lr"] == pytest.approx(first.train_step()["train/lr"] / 2, rel=1e-9)
 
 
 def _loss_of_a_layered_checkpoint(folder: Path) -> tuple[float, float]:

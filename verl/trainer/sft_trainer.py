@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import forward_log_probs
@@ -141,7 +142,7 @@ class SFTTrainer:
         mesh = create_device_mesh(self.world_size, sharding.fsdp_size, self.device_type)
         return build_model(spec, mesh, options)
 
-    def _build_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
+    def _build_scheduler(self) -> LambdaLR:
         optim = self.config.optim
         warmup = int(optim.warmup_steps_ratio * self.total_steps)
         if optim.lr_scheduler == "constant":

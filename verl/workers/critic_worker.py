@@ -68,6 +68,7 @@ class CriticWorker(CheckpointedWorker):
             contents=config.checkpoint.contents,
             lora=lora_settings(model, kind="value"),
             base_path=path,
+            optim_section="critic.optim",
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)

@@ -154,6 +154,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
             contents=config.actor.checkpoint.contents,
             lora=lora_settings(config.model),
             base_path=self.path,
+            optim_section="actor_rollout_ref.actor.optim",
         )
 
     def _build_reference(self) -> None:

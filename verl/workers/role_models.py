@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl.models.build import ModelSpec, build_model
@@ -98,7 +99,7 @@ def build_optimizer(module: nn.Module, optim: Any) -> torch.optim.AdamW:
 
 def build_lr_scheduler(
     optimizer: torch.optim.Optimizer, optim: Any, total_training_steps: int | None
-) -> torch.optim.lr_scheduler.LRScheduler:
+) -> LambdaLR:
     """The schedule of an ``optim`` section; ``total_training_steps`` overrides the section's (injected) number."""
     total = total_training_steps if total_training_steps is not None else optim.total_training_steps
     warmup = warmup_steps(optim.lr_warmup_steps, optim.lr_warmup_steps_ratio, max(total, 0))

@@ -29,10 +29,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.optim.lr_scheduler import LambdaLR
 
 from verl.models.lora import LoraSettings, save_adapter
 from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.hf_export import export_model, full_parameters, save_model_description
+from verl.utils.checkpoint.optimizer_settings import keep_settings, optimizer_settings
 from verl.utils.rng import get_rng_state, set_rng_state
 
 logger = logging.getLogger(__name__)
@@ -44,17 +46,22 @@ _STEP = re.compile(r"global_step_(\d+)$")
 
 
 class FSDPCheckpointManager:
-    """Checkpoints of one FSDP2 model with its optimiser and scheduler. Every method is collective."""
+    """Checkpoints of one FSDP2 model with its optimiser and scheduler. Every method is collective.
+
+    ``optim_section`` is where the configuration has the optimiser's settings, such as ``critic.optim``; they hold
+    after loading as well, whatever the checkpoint was made with.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
-        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        lr_scheduler: LambdaLR | None = None,
         processing_class: Any | None = None,
         contents: Sequence[str] = ("model", "optimizer", "extra"),
         lora: LoraSettings | None = None,
         base_path: str = "",
+        optim_section: str = "optim",
     ) -> None:
         unknown = set(contents) - set(CONTENTS)
         if unknown:
@@ -66,6 +73,7 @@ class FSDPCheckpointManager:
         self.contents = tuple(contents)
         self.lora = lora
         self.base_path = base_path
+        self.optim_section = optim_section
 
     def save_checkpoint(
         self,
@@ -111,6 +119,8 @@ class FSDPCheckpointManager:
     ) -> int:
         """Load what ``save_checkpoint`` wrote, on any number of ranks; returns its global step (0 if not recorded).
 
+        Learning rate, betas and weight decay stay those of this run; a warning names those that were others.
+
         Raises:
             ValueError: the folder is missing, holds no checkpoint, or one that cannot be read.
         """
@@ -120,6 +130,7 @@ class FSDPCheckpointManager:
                 f"{local_path} holds no checkpoint of this trainer: check trainer.resume_from_path, or start afresh "
                 "with trainer.resume_mode=disable"
             )
+        configured = optimizer_settings(self.optimizer) if self.optimizer is not None else []
         state = self._sharded_state()
         with explained_read(folder):
             dcp.load(state, checkpoint_id=folder / SHARDS)
@@ -131,6 +142,10 @@ class FSDPCheckpointManager:
                 options=StateDictOptions(strict="model" in state),
             )
             step = self._load_extra(folder)
+        if self.optimizer is not None:
+            changes = keep_settings(self.optimizer, self.lr_scheduler, configured, self.optim_section)
+            if changes and dist.get_rank() == 0:
+                logger.warning(changes)
         dist.barrier()
         if del_local_after_load and dist.get_rank() == 0:
             shutil.rmtree(folder)
