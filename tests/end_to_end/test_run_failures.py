@@ -13,7 +13,8 @@ import psutil
 import pytest
 from end_to_end_support import ROOT, Run
 
-from verl.trainer.ppo.trainer_checkpoint import TRACKER_FILE, load_state
+from verl.trainer.ppo.resume_point import TRACKER_FILE
+from verl.trainer.ppo.trainer_checkpoint import load_state
 
 ENDLESS = [
     "trainer.total_training_steps=1000",
@@ -98,6 +99,16 @@ def test_a_rank_that_cannot_start_is_named_and_ends_the_run(tmp_path):
         assert run.end() == 1
         assert "The run failed: WorkerDict rank 1 failed in __init__" in last_line(run)
         assert "library.py fails with KeyError: 'a package of this rank'" in last_line(run)
+        assert not run.wait_until_gone()
+
+
+def test_a_finished_run_started_again_ends_before_anything_starts(tmp_path):
+    (tmp_path / "run" / "global_step_4").mkdir(parents=True)
+    (tmp_path / "run" / TRACKER_FILE).write_text("4")
+    with Run(tmp_path, "run", "trainer.total_epochs=3") as run:  # of one step each
+        assert run.end() == 0, run.output[-3000:]
+        assert "nothing left to train: step 4 of 3 is done; raise trainer.total_epochs or" in last_line(run)
+        assert "starting Ray" not in run.output and not (run.folder / "metrics.jsonl").exists()
         assert not run.wait_until_gone()
 
 

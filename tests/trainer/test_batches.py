@@ -9,23 +9,29 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.trainer.main_ppo import create_rl_sampler
+from verl.trainer.ppo.dataloaders import restore_position
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.timing import StartupLedger
 
 STEPS = 8  # of three batches an epoch
 
 
-def make_trainer(shuffle: bool, step: int = 0) -> RayPPOTrainer:
+def collate(rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
+    return {"row": torch.tensor([row["row"] for row in rows])}
+
+
+def make_trainer(shuffle: bool, step: int = 0, rows: int = 7, batch: int = 2, workers: int = 0) -> RayPPOTrainer:
     trainer = object.__new__(RayPPOTrainer)
     trainer.startup = StartupLedger()
-    data = [{"row": i} for i in range(7)]
+    data = [{"row": i} for i in range(rows)]
     sampler = create_rl_sampler(SimpleNamespace(shuffle=shuffle, seed=5), data)
     trainer.train_dataloader = StatefulDataLoader(
         data,
-        batch_size=2,
+        batch_size=batch,
+        num_workers=workers,
         drop_last=True,
         sampler=sampler,
-        collate_fn=lambda rows: {"row": torch.tensor([row["row"] for row in rows])},
+        collate_fn=collate,
     )
     trainer.envs, trainer.kl_ctrl_in_reward = SimpleNamespace(split_digest="abc"), None
     trainer.traj_collector = SimpleNamespace(state_dict=dict)
@@ -51,8 +57,45 @@ def test_a_dropped_step_is_the_first_of_the_resumed_run(shuffle):
         assert state.global_step == number
         assert state.split_digest == "abc"
         resumed = make_trainer(shuffle, state.global_step)
-        resumed.train_dataloader.load_state_dict(state.dataloader)
+        restore_position(resumed.train_dataloader, state.dataloader, state.data_shape)
         assert [rows for _, rows in play(resumed)] == rows[number:]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": 4, "batch": 4}, "rows of data.train_files was 8 and is 4, data.train_batch_size (data.gen_batch_size)"),
+        ({"rows": 16, "batch": 8}, "rows of data.train_files was 8 and is 16"),
+        ({"batch": 4}, "data.train_batch_size (data.gen_batch_size) was 8 and is 4"),
+        ({"batch": 3}, "data.train_batch_size (data.gen_batch_size) was 8 and is 3"),
+        ({"workers": 1}, "data.dataloader_num_workers was 0 and is 1"),
+        ({"shuffle": None}, "data.shuffle was "),
+    ],
+)
+def test_other_data_begin_with_their_first_row_and_say_so(caplog, shuffle, change, said):
+    shape = {"rows": 8, "batch": 8, "shuffle": shuffle}
+    states = [state for state, _ in play(make_trainer(**shape))]
+    changed = {**shape, **change}
+    changed["shuffle"] = not shuffle if changed["shuffle"] is None else shuffle
+    fresh = play(make_trainer(**changed, step=STEPS - 3))
+    for state in (states[0], states[1], states[-1]):
+        caplog.clear()
+        resumed = make_trainer(**changed, step=STEPS - 3)
+        restore_position(resumed.train_dataloader, state.dataloader, state.data_shape)
+        assert [record.getMessage()[:52] for record in caplog.records] == [
+            "the training data start again from their first row: "
+        ]
+        assert said in caplog.text
+        assert [rows for _, rows in play(resumed)] == [rows for _, rows in fresh]
+
+
+def test_a_position_that_does_not_say_what_it_counts_is_left_out(caplog):
+    state = play(make_trainer(shuffle=True))[2][0]
+    resumed = make_trainer(shuffle=True, step=5)
+    restore_position(resumed.train_dataloader, state.dataloader, {})
+    assert "the checkpoint does not say what its position in them counts" in caplog.text
+    assert len(play(resumed)) == STEPS - 5
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from verl.trainer.ppo.checkpointed_trainer import CheckpointedTrainer
+from verl.trainer.ppo.resume_point import nothing_left
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState
 
 
@@ -24,7 +25,13 @@ class Ranks:
         self.loaded.append(Path(local_path).name)
 
 
-def resume(root: Path, saved: tuple[str, ...], critic: Ranks | None, delete: bool = False) -> CheckpointedTrainer:
+    def save_checkpoint(self, local_path: str, *_: object) -> None:
+        Path(local_path).mkdir()
+
+
+def resume(
+    root: Path, saved: tuple[str, ...], critic: Ranks | None, delete: bool = False, save_freq: int = -1
+) -> CheckpointedTrainer:
     """A trainer that resumed from a checkpoint of step 3 with these roles."""
     folder = CheckpointFolder(root, 3)
     for role in saved:
@@ -32,7 +39,7 @@ def resume(root: Path, saved: tuple[str, ...], critic: Ranks | None, delete: boo
     folder.save_state(TrainerState(global_step=3))
     folder.commit(keep=None)
     trainer = CheckpointedTrainer()
-    settings = dict(resume_mode="auto", resume_from_path=None, del_local_ckpt_after_load=delete)
+    settings = dict(resume_mode="auto", resume_from_path=None, del_local_ckpt_after_load=delete, save_freq=save_freq)
     trainer.config = SimpleNamespace(trainer=SimpleNamespace(**settings))
     trainer.checkpoint_root, trainer.total_training_steps = root, 8
     trainer.actor_rollout_wg, trainer.critic_wg = Ranks(), critic
@@ -49,6 +56,43 @@ def test_both_roles_go_on(tmp_path: Path) -> None:
     trainer = resume(tmp_path, ("actor", "critic"), Ranks())
     assert (trainer.actor_rollout_wg.loaded, trainer.critic_wg.loaded) == (["actor"], ["critic"])
     assert trainer.global_steps == 3 and roles_left(tmp_path) == ["actor", "critic"]
+
+
+def test_the_last_line_names_what_was_kept(tmp_path: Path) -> None:
+    trainer = resume(tmp_path / "resumed", ("actor",), None)
+    trainer.global_steps = 8
+    assert trainer._kept() == (
+        f"no checkpoint was kept after the one it went on from, {tmp_path}/resumed/global_step_3 (trainer.save_freq=-1)"
+    )
+    trainer.config.trainer.max_actor_ckpt_to_keep = None
+    trainer._save_checkpoint(TrainerState(global_step=8))
+    assert trainer._kept() == f"the newest checkpoint is {tmp_path}/resumed/global_step_8"
+    consumed = resume(tmp_path / "consumed", ("actor",), None, delete=True)
+    consumed.global_steps = 8
+    assert consumed._kept() == "no checkpoint was kept (trainer.save_freq=-1)"
+
+
+@pytest.mark.parametrize(
+    ("mode", "total", "val_only", "ends"),
+    [
+        ("auto", 3, False, True),
+        ("auto", 2, False, True),  # trainer.total_epochs was lowered
+        ("auto", 4, False, False),
+        ("auto", None, False, False),
+        ("auto", 3, True, False),
+        ("disable", 3, False, False),
+    ],
+)
+def test_a_run_that_is_done_says_so(tmp_path: Path, mode: str, total: int | None, val_only: bool, ends: bool) -> None:
+    CheckpointFolder(tmp_path, 3).commit(keep=None)
+    settings = dict(default_local_dir=str(tmp_path), resume_mode=mode, resume_from_path=None, val_only=val_only)
+    line = nothing_left(SimpleNamespace(trainer=SimpleNamespace(**settings)), total)
+    assert line == (
+        f"nothing left to train: step 3 of {total} is done; raise trainer.total_epochs or total_training_steps, or use "
+        "trainer.val_only=true to validate"
+        if ends
+        else None
+    )
 
 
 @pytest.mark.parametrize("delete", [False, True])

@@ -3,12 +3,11 @@ import os
 
 import pytest
 
+from verl.trainer.ppo.resume_point import TRACKER_FILE, find_checkpoint
 from verl.trainer.ppo.trainer_checkpoint import (
-    TRACKER_FILE,
     CheckpointFolder,
     TrainerState,
     complete_checkpoints,
-    find_checkpoint,
     load_state,
 )
 

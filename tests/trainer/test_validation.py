@@ -65,4 +65,6 @@ def test_the_closing_line_says_what_a_run_brought() -> None:
     )
     assert "val/success_rate is 0.578;" in closing_line(15, 5, {}, after, "run")  # resumed without a first validation
     assert "success_rate" not in closing_line(15, 15, before, {}, "run")  # never validated afterwards
+    said = closing_line(15, 15, before, after, "run", "no checkpoint was kept (trainer.save_freq=-1)")
+    assert "is 0.578 now; no checkpoint was kept (trainer.save_freq=-1); every figure is in run/metrics.jsonl" in said
     assert "nothing was left to do" in closing_line(15, 0, {}, {}, "run")

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from verl.trainer.config import ConfigError, PPOTrainerConfig, hydra_main, prepare_config
+from verl.trainer.config.derived import known_total_steps
 from verl.trainer.config.failure import noted
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.ppo.rank_failure import interrupted_by_failure
+from verl.trainer.ppo.resume_point import nothing_left
 from verl.trainer.ppo.termination import StopSignals, undisturbed
 from verl.trainer.ppo.timing import StartupLedger
 from verl.utils.progress import reported
@@ -43,12 +45,16 @@ def main(config: DictConfig) -> None:
 
 
 def run_ppo(config: DictConfig) -> dict[str, float]:
-    """Validate ``config``, start Ray and train; returns the last validation's metrics.
+    """Validate ``config``, start Ray and train; returns the last validation's metrics (empty without one).
 
     Raises:
         ConfigError: a value that cannot work, before anything is started.
+        ValueError: the checkpoint to go on from is none, also before that.
     """
     typed = prepare_config(config)
+    if end := nothing_left(typed, known_total_steps(typed)):
+        logger.info(end)
+        return {}
     startup = StartupLedger(typed.trainer.progress_bar)
     startup.mark("configuration")
     with StopSignals() as signals:
@@ -126,6 +132,9 @@ class TaskRunner:
                 config, role_worker_mapping=roles, resource_pool_manager=pools, ranks=ranks, startup=startup
             )
         try:
+            if end := nothing_left(config, trainer.total_training_steps):  # now the number of steps is known for sure
+                logger.info(end)
+                return {}
             with _ended_on_failure(ranks):
                 trainer.init_workers()
             return trainer.fit()

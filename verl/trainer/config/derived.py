@@ -63,11 +63,10 @@ def _engines(config: PPOTrainerConfig) -> str:
 
 def _run_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     data, trainer = config.data, config.trainer
-    train_rows, val_rows = _rows(data.train_files), _rows(data.val_files)
-    total = trainer.total_training_steps
-    if total is None and train_rows is not None:
-        total = train_rows // (data.gen_batch_size or data.train_batch_size) * trainer.total_epochs
-    yield "training steps", "unknown until data.train_files is written" if total is None else str(total)
+    val_rows = _rows(data.val_files)
+    total = known_total_steps(config)
+    unknown = "known to data.custom_cls alone" if data.custom_cls.path else "unknown until data.train_files is written"
+    yield "training steps", unknown if total is None else str(total)
     validations = _validations(config, total)
     per = config.actor_rollout_ref.rollout.val_kwargs.n
     if val_rows is None:
@@ -83,6 +82,18 @@ def _run_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     cpus = environments * config.env.resources_per_worker.num_cpus
     yield "training environments", f"{environments} ({cpus:g} CPUs counted)"
     yield "run folder", trainer.run_dir
+
+
+def known_total_steps(config: PPOTrainerConfig) -> int | None:
+    """Training steps of the whole run, from the number of rows in ``data.train_files``; None where they do not say it.
+
+    ``data.filter_overlong_prompts`` may leave fewer rows.
+    """
+    data, trainer = config.data, config.trainer
+    if trainer.total_training_steps or data.custom_cls.path:  # a dataset of the user's own has as many rows as it likes
+        return trainer.total_training_steps or None
+    rows = _rows(data.train_files)
+    return None if rows is None else rows // (data.gen_batch_size or data.train_batch_size) * trainer.total_epochs
 
 
 def _validations(config: PPOTrainerConfig, total: int | None) -> int | None:

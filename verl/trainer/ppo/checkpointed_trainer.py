@@ -9,8 +9,11 @@ from typing import Any
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.ppo.dataloaders import position_shape, restore_position
 from verl.trainer.ppo.kl import KLController
-from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, find_checkpoint, load_state
+from verl.trainer.ppo.resume_point import find_checkpoint
+from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, load_state
+from verl.utils.checkpoint.step_folder import step_of
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class CheckpointedTrainer:
     traj_collector: TrajectoryCollector
     kl_ctrl_in_reward: KLController | None
     tracker: Tracking
+    _newest_checkpoint: Path | None = None  # that this run wrote or started from
 
     def _split_digest(self) -> str | None:
         """Names the split of the tasks into training and validation; None for environments that have none."""
@@ -53,6 +57,7 @@ class CheckpointedTrainer:
             collector=self.traj_collector.state_dict(),
             tracker=tracker.state_dict() if tracker is not None else {},
             split_digest=self._split_digest(),
+            data_shape=position_shape(self.train_dataloader),
         )
 
     def _save_checkpoint(self, state: TrainerState) -> None:
@@ -67,6 +72,16 @@ class CheckpointedTrainer:
             folder.discard()
             raise
         folder.commit(keep=trainer.max_actor_ckpt_to_keep)
+        self._newest_checkpoint = folder.final
+
+    def _kept(self) -> str:
+        """What the checkpoints have of this run at its end, as a part of its last line."""
+        newest, reason = self._newest_checkpoint, f"(trainer.save_freq={self.config.trainer.save_freq})"
+        if newest is None:
+            return f"no checkpoint was kept {reason}"
+        if step_of(newest) == self.global_steps:
+            return f"the newest checkpoint is {newest}"
+        return f"no checkpoint was kept after the one it went on from, {newest} {reason}"
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -83,7 +98,7 @@ class CheckpointedTrainer:
             )
         loaded = self._load_ranks(folder)
         if state.dataloader is not None:
-            self.train_dataloader.load_state_dict(state.dataloader)
+            restore_position(self.train_dataloader, state.dataloader, state.data_shape)
         if "train" in state.environments:
             self.envs.load_state_dict(state.environments["train"])
         if state.collector:
@@ -93,6 +108,8 @@ class CheckpointedTrainer:
         if trainer.del_local_ckpt_after_load:  # now that all of it could be read
             for part in loaded:
                 shutil.rmtree(part)
+        else:
+            self._newest_checkpoint = folder
         self._tracker_state = state.tracker
         self.global_steps = state.global_step
         logger.info("resumed from %s: step %d of %d", folder, self.global_steps, self.total_training_steps)

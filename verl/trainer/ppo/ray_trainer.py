@@ -224,7 +224,8 @@ class RayPPOTrainer(CheckpointedTrainer):
         guard.raise_if_requested(self.global_steps, self.checkpoint_root)
         trained = self.global_steps - first_step
         final = {} if trained and last_val is first_val else last_val  # the first one says nothing of what was trained
-        logger.info(closing_line(self.global_steps, trained, first_val, final, self.config.trainer.run_dir))
+        kept = self._kept() if trained else ""
+        logger.info(closing_line(self.global_steps, trained, first_val, final, self.config.trainer.run_dir, kept))
         return last_val
 
     def _batches(self) -> Iterator[tuple[TrainerState, DataProto]]:

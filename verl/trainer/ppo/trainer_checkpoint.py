@@ -24,12 +24,11 @@ from typing import Any
 
 import torch
 
+from verl.trainer.ppo.resume_point import TRACKER_FILE
 from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.step_folder import is_step_folder, step_of
 
 logger = logging.getLogger(__name__)
-
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
 
 
 @dataclass
@@ -37,7 +36,8 @@ class TrainerState:
     """What the driver saves beside the ranks' own files.
 
     ``split_digest`` names the split of the tasks into training and validation, where the environment has one;
-    ``collector`` holds the groups that the next rollout starts with (``algorithm.filter_groups.surplus=carry``).
+    ``collector`` holds the groups that the next rollout starts with (``algorithm.filter_groups.surplus=carry``);
+    ``data_shape`` says what the position of the data loader counts.
     """
 
     global_step: int
@@ -47,40 +47,7 @@ class TrainerState:
     tracker: dict[str, Any] = field(default_factory=dict)
     split_digest: str | None = None
     collector: dict[str, Any] = field(default_factory=dict)
-
-
-def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
-    """The checkpoint folder to resume from, or None for a fresh start.
-
-    Args:
-        resume_mode: ``disable``, ``auto`` (what the tracker file names) or ``resume_path``.
-        resume_from_path: the folder, for ``resume_path``; relative to the working directory if not absolute.
-        root: ``trainer.default_local_dir``.
-
-    Raises:
-        ValueError: a folder that does not exist or is no checkpoint.
-    """
-    if resume_mode == "disable":
-        return None
-    if resume_mode == "resume_path":
-        if not resume_from_path:
-            raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<number>")
-        folder = Path(resume_from_path).expanduser().absolute()
-        step_of(folder)
-        if not folder.is_dir():
-            raise ValueError(f"trainer.resume_from_path={folder} does not exist")
-        return folder
-    tracker = root / TRACKER_FILE
-    if not tracker.is_file():
-        return None
-    text = tracker.read_text().strip()
-    folder = root / f"global_step_{text}"
-    if not text.isdigit() or not folder.is_dir():
-        raise ValueError(
-            f"{tracker} names step {text!r}, but {folder} is no checkpoint; correct the file, or start afresh with "
-            "trainer.resume_mode=disable"
-        )
-    return folder
+    data_shape: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointFolder:

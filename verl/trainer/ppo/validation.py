@@ -104,7 +104,12 @@ def choose_samples(samples: list[Sample], count: int) -> list[Sample]:
 
 
 def closing_line(
-    step: int, trained: int, before: Mapping[str, float], after: Mapping[str, float], run_dir: str
+    step: int,
+    trained: int,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    run_dir: str,
+    kept: str = "",
 ) -> str:
     """The last line of a run: how far it got, success before and after, where the figures are.
 
@@ -113,6 +118,7 @@ def closing_line(
         trained: steps that this process trained.
         before, after: metrics of its first and its last validation; empty where it made none.
         run_dir: the run folder.
+        kept: what the checkpoints have of it; nothing is said of them where it is empty.
     """
     key = "val/success_rate"
     parts = [f"finished at step {step}"]
@@ -122,4 +128,6 @@ def closing_line(
         parts.append(f"{key} is {after[key]:.3f}")
     elif not trained:
         parts.append("nothing was left to do (trainer.total_epochs sets the number of steps)")
+    if kept:
+        parts.append(kept)
     return "; ".join([*parts, f"every figure is in {run_dir}/metrics.jsonl"])
