@@ -37,7 +37,7 @@ class RolloutPlan:
     """What one rollout is to do.
 
     Attributes:
-        name: in ids and the progress bar: what makes ids of this rollout differ from those of others.
+        name: what makes ids of this rollout differ from those of others.
         seed_parts: what the seeds of its requests start from.
         num_groups: groups that start at once, in the first slots.
         wanted: groups that are kept; the others are surplus.
@@ -48,6 +48,7 @@ class RolloutPlan:
         block: block of the validation tasks.
         keep_prompts: keep the texts of prompts, for a reward model that renders conversations in its own way.
         reply_limit_s: time limit of an environment's reply, seconds.
+        label: of the progress bar and in messages.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RolloutPlan:
     keep_prompts: bool = False
     reply_limit_s: float = 600.0
     progress_bar: bool = True
+    label: str = "rollout"
 
 
 @dataclass
@@ -110,7 +112,7 @@ class EpisodeLoop:
         begin = time.perf_counter()
         total = self._plan.num_groups * self._envs.group_size
         with tqdm(
-            total=total, desc=self._plan.name, unit="episode", disable=not self._plan.progress_bar, mininterval=0.5
+            total=total, desc=self._plan.label, unit="episode", disable=not self._plan.progress_bar, mininterval=0.5
         ) as self._bar:
             self._start_groups(range(self._plan.num_groups), self.choice.start(self._plan.num_groups), attempt=0)
             while self._active:

@@ -70,7 +70,7 @@ class TrajectoryCollector:
             gen_batch: one row per task in training (each is played ``env.rollout.n`` times, and once more greedily for
                 ReMax), one per episode in validation. Its ``data_source`` and ``env_kwargs`` columns are used where
                 they are present, and of its ``meta_info`` ``global_steps`` (seeds in training), ``batch_index`` (which
-                block of the validation tasks) and ``do_sample``.
+                block of the validation tasks), ``num_batches`` (how many blocks there are) and ``do_sample``.
             actor_rollout_wg: the worker group with the engines, or any ``GenerationClient``.
             envs: an environment manager, event-driven or lock-step.
             is_train: training or validation.
@@ -109,7 +109,7 @@ class TrajectoryCollector:
         counted = [episode for members in groups for episode in members if episode.counts]
         if not counted:
             reasons = "; ".join(loop.counts.failures[:3]) or "every first prompt exceeds data.max_prompt_length"
-            raise RuntimeError(f"none of the {num_episodes} episodes of {plan.name} came through: {reasons}")
+            raise RuntimeError(f"none of the {num_episodes} episodes of {plan.label} came through: {reasons}")
         meta = {
             "temperature": plan.sampling.temperature,
             "eos_token_id": self.tokenizer.eos_token_id,
@@ -249,6 +249,7 @@ class TrajectoryCollector:
             # a session has its own limit where it runs; this one is for a process that does not answer at all
             reply_limit_s=2 * max(config.env.reset_timeout, config.env.step_timeout),
             progress_bar=config.trainer.progress_bar,
+            label=f"step{step}" if is_train else _validation_label(block, int(meta.get("num_batches", 1))),
         )
 
     def _metrics(self, loop: EpisodeLoop, scheduler: ReplicaScheduler, client: GenerationClient) -> dict[str, float]:
@@ -279,6 +280,15 @@ def _success(envs: EventEnvironments, episodes: Sequence[Episode]) -> dict[str, 
         episode_rewards=np.array([episode.reward for episode in episodes], dtype=np.float32),
         episode_lengths=np.array([len(episode.turns) for episode in episodes], dtype=np.float32),
     )
+
+
+def _validation_label(block: int, blocks: int) -> str:
+    """How block ``block``, from 0, of a validation's tasks is called where a user reads it.
+
+    >>> _validation_label(0, 1), _validation_label(1, 3)
+    ('validation', 'validation 2 of 3')
+    """
+    return "validation" if blocks == 1 else f"validation {block + 1} of {blocks}"
 
 
 def _column(batch: DataProto, key: str, repeat: int) -> list[Any] | None:

@@ -24,6 +24,14 @@ def roll_out(config, client, envs, is_train=True, rows=None, step=3, **meta):
     return collector.multi_turn_loop(shell(rows, global_steps=step, **meta), client, envs, is_train)
 
 
+def test_the_bar_of_a_validation_names_it_and_its_block_where_there_are_several(capfd):
+    config = make_config(trainer__progress_bar=True)
+    envs, client = toy_manager(config, is_train=False), policy(shopper)
+    for meta, label in (({"num_batches": 1}, "validation"), ({"num_batches": 3, "batch_index": 1}, "validation 2 of 3")):
+        roll_out(config, client, envs, is_train=False, rows=1, step=4, **meta)
+        assert f"{label}: 100%" in capfd.readouterr().err
+
+
 def assert_same_rows(one, other):
     assert one.batch.keys() == other.batch.keys()
     for key in one.batch.keys():

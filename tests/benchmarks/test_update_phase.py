@@ -57,7 +57,8 @@ def test_a_profile_names_the_operations(tmp_path: Path) -> None:
     figures = profile_call(lambda: [value.sum().item() for _ in range(4)], path, "four sums", torch.device("cpu"))
     text = path.read_text(encoding="utf-8")
     assert figures["item"] == 4 and figures["cuda_busy_s"] == 0
-    assert text.startswith("four sums\n") and "aten::sum" in text
+    assert text.startswith("four sums\nwall s") and "aten::sum" in text and "fsdp hooks" in text
+    assert not [word for word in ("cuda", "kernel launches", "copies  ", "synchronise", "malloc") if word in text]
 
 
 def test_a_trace_takes_no_other_disk_than_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,8 @@ from verl.trainer.config.schema import WebshopConfig
         ("env.webshop=3", "env.webshop is a group of settings"),
         ("data.train_files=${nowhere}", "data.train_files"),
         ("actor_rollout_ref.actor.optim.lr=nan", "actor_rollout_ref.actor.optim.lr expects a number, got nan"),
+        ("trainer.profile_steps=3", "expects a list (a whole number each) or null, got 3, such as [3]"),
+        ("env.sokoban.dim_room=6", "expects a list (a whole number each), got 6, such as [6]"),
         ("added_keys=3", "added_keys expects a list"),
         ("hydra.nope=3", "Hydra has no setting hydra.nope"),
         ("hydra.run.dri=/x", "did you mean hydra.run.dir?"),

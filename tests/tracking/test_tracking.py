@@ -91,7 +91,7 @@ def test_wandb_without_a_key_records_offline_says_so_and_resumes(tmp_path: Path,
     with caplog.at_level(logging.WARNING):
         tracking = Tracking("p", "e", ["wandb"], {"k": {"x": 1}}, run_dir=tmp_path)
     notices = [record.message for record in caplog.records if "offline" in record.message]
-    assert len(notices) == 1 and f"wandb sync {tmp_path}/wandb/offline-run-" in notices[0]
+    assert len(notices) == 1
     tracking.log({"loss": 0.5}, step=1)
     state = tracking.state_dict()
     tracking.finish()
@@ -100,7 +100,10 @@ def test_wandb_without_a_key_records_offline_says_so_and_resumes(tmp_path: Path,
     again.log({"loss": 0.25}, step=2)
     again.finish()
     runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    pattern = f"{tmp_path}/wandb/offline-run-*-{state['wandb_run_id']}*"
     # Two runs that start within one second get folders told apart by a suffix: the file inside names the run.
+    assert notices[0].endswith(f"`wandb sync --id {state['wandb_run_id']} {pattern}`")
+    assert runs == sorted(Path("/").glob(pattern[1:]))  # both
     assert len(runs) == 2 and all((run / f"run-{state['wandb_run_id']}.wandb").is_file() for run in runs)
 
 

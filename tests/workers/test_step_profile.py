@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,9 @@ def test_the_second_step_is_recorded_or_the_only_one(
 ) -> None:
     _updated(model_path, tmp_path / "step.txt", steps, epochs)
     title = (tmp_path / "step.txt").read_text(encoding="utf-8").partition("\n")[0]
-    assert title == f"optimiser step {recorded} of an update, {12 // steps} rows"
+    of_an_update = f"optimiser step {recorded} of an update, rank 0: {12 // steps} rows, "
+    figures = re.fullmatch(re.escape(of_an_update) + r"([\d,]+) tokens, (\d+) micro-batch\(es\)", title)
+    assert figures and int(figures[1].replace(",", "")) >= 12 // steps and 1 <= int(figures[2]) <= 12 // steps
     assert (tmp_path / "step.json.gz").is_file()
 
 

@@ -38,6 +38,7 @@ COUNTED = {
     "fsdp_hooks": ("FSDP::pre_*", "FSDP::post_*"),  # with the copies and collectives they start
     "malloc": ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate", "cuMemMap"),
 }
+ON_ANY_DEVICE = ("item", "fsdp_hooks")  # the other groups are calls of CUDA
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
@@ -146,10 +147,12 @@ def profile_call(
     counts = count_events(averages)
     kernels, host = _spans(profiler.events())
     busy = busy_seconds(kernels)
-    lines = [title, f"{'wall s':<20}{wall:>12.4f}", f"{'cuda busy s':<20}{busy:>12.4f} ({busy / wall:.0%})"]
+    lines = [title, f"{'wall s':<20}{wall:>12.4f}"]
+    lines += [f"{'cuda busy s':<20}{busy:>12.4f} ({busy / wall:.0%})"] if cuda else []
     lines += [
         f"{group.replace('_', ' '):<20}{calls:>12,}  {seconds:.4f} s on the host"
         for group, (calls, seconds) in counts.items()
+        if cuda or group in ON_ANY_DEVICE
     ]
     lines += _waits(kernels, host) if kernels else []
     lines += ["", "The busiest threads of the process, seconds of CPU", *threads]

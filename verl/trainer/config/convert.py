@@ -190,7 +190,14 @@ def _show(value: Any) -> str:
 
 
 def _suggest(value: Any, hint: Any) -> str:
-    """`` (did you mean X?)`` for a misspelt choice."""
+    """`` (did you mean X?)`` for a misspelt choice, ``, such as [X]`` for one item where a list of such is expected."""
+    for member in (hint, *typing.get_args(hint)):
+        if typing.get_origin(member) is list and value is not None and not isinstance(value, (list, Mapping)):
+            (item,) = typing.get_args(member)
+            try:
+                return f", such as [{_convert_leaf(value, item)}]"
+            except TypeError:
+                return ""
     if typing.get_origin(hint) is not Literal:
         return ""
     meant = nearest(str(value), [str(choice) for choice in typing.get_args(hint)])

@@ -87,6 +87,32 @@ NO_EFFECT: dict[str, str] = {
 }
 """Why a key, or every key of a node, has no effect."""
 
+_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{node}" for node in ("actor", "rollout", "ref"))
+# Sections that cut micro-batches: their switch, and what their keys of numbers of rows and of tokens begin with.
+_MICRO_BATCHES = (
+    (_ACTOR, "use_dynamic_bsz", ("ppo_",)),
+    (_ROLLOUT, "log_prob_use_dynamic_bsz", ("log_prob_",)),
+    (_REF, "log_prob_use_dynamic_bsz", ("log_prob_",)),
+    ("critic", "use_dynamic_bsz", ("ppo_", "forward_")),
+)
+# Keys, or the keys of a node, that count only where another key has a value.
+_SWITCHED: dict[str, tuple[str, bool]] = {
+    f"{_ACTOR}.kl_loss_coef": (f"{_ACTOR}.use_kl_loss", True),
+    f"{_ACTOR}.kl_loss_type": (f"{_ACTOR}.use_kl_loss", True),
+    "algorithm.kl_ctrl": ("algorithm.use_kl_in_reward", True),
+    "algorithm.kl_penalty": ("algorithm.use_kl_in_reward", True),
+    **{
+        f"{node}.{prefix}{key}": (f"{node}.{switch}", dynamic)
+        for node, switch, prefixes in _MICRO_BATCHES
+        for prefix in prefixes
+        for key, dynamic in (
+            ("micro_batch_size", False),
+            ("micro_batch_size_per_gpu", False),
+            ("max_token_len_per_gpu", True),
+        )
+    },
+}
+
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -100,6 +126,10 @@ def notices(config: PPOTrainerConfig) -> list[str]:
         if not in_force:
             for key in filter(lambda key: _changed(config, key), _leaves(node)):
                 ignored.setdefault(key, instead)
+    for node, (switch, needed) in _SWITCHED.items():
+        if not _counts(config, node):
+            for key in filter(lambda key: _changed(config, key), _leaves(node)):
+                ignored.setdefault(key, f"{switch} is {str(not needed).lower()}")
     if ignored:
         said = "; ".join(f"{key} ({instead})" for key, instead in ignored.items())
         lines.append("Settings without effect here: " + said)
@@ -153,6 +183,15 @@ def _run_notices(trainer: TrainerConfig) -> Iterator[str]:
             f"trainer.n_gpus_per_node={ranks} ranks share the {cores} CPU(s) of this machine: they take turns, and "
             f"each is a process with memory of its own; use trainer.n_gpus_per_node={max(cores, 2)}"
         )
+
+
+def _counts(config: PPOTrainerConfig, key: str) -> bool:
+    """Whether a key of ``_SWITCHED`` is read, itself or by one that follows it."""
+    switch, needed = _SWITCHED[key]
+    followers = (other for other in _SWITCHED if _default(other, config.preset) == f"${{{key}}}")
+    return _value(config, switch) == needed or any(
+        not _changed(config, other) and _counts(config, other) for other in followers
+    )
 
 
 def _changed(config: PPOTrainerConfig, key: str) -> bool:

@@ -321,10 +321,14 @@ class RayPPOTrainer(CheckpointedTrainer):
             with timer.phase("update_critic"):
                 metrics.update(self.critic_wg.update_critic(inputs).meta_info["metrics"])
         if self.config.trainer.critic_warmup <= self.global_steps:
-            if self.global_steps in (self.config.trainer.profile_steps or ()):
-                inputs.meta_info["profile_dir"] = str(self.checkpoint_root / "profile" / f"step_{self.global_steps}")
+            profile_dir = self.checkpoint_root / "profile" / f"step_{self.global_steps}"
+            profiled = self.global_steps in (self.config.trainer.profile_steps or ())
+            if profiled:
+                inputs.meta_info["profile_dir"] = str(profile_dir)
             with timer.phase("update_actor"):
                 metrics.update(self.actor_rollout_wg.update_actor(inputs).meta_info["metrics"])
+            if profiled and profile_dir.is_dir():  # a rank that could not write has said so
+                logger.info("profile of step %d's update: %s", self.global_steps, profile_dir)
 
     def _log_step(self, rows: DataProto, timer: StepTimer, metrics: dict[str, float]) -> None:
         seconds = timer.finish()
@@ -356,6 +360,7 @@ class RayPPOTrainer(CheckpointedTrainer):
                 validate=True,
                 do_sample=self.config.actor_rollout_ref.rollout.val_kwargs.do_sample,
                 batch_index=index,
+                num_batches=len(self.val_dataloader),
             )
             rows = self.traj_collector.multi_turn_loop(shell, self.actor_rollout_wg, self.val_envs, is_train=False)
             rows.meta_info.pop("rollout_metrics", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import netrc
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class WandbLogger:
         )
         self._run = self._init(arguments, mode)
         if self._run is not None and mode == "offline" and not os.environ.get("WANDB_MODE"):
-            logger.warning("wandb: no API key, recording offline; upload with `wandb sync %s`", self._offline_folder())
+            logger.warning("wandb: no API key, recording offline; upload with `%s`", self._upload_command())
 
     @property
     def run_id(self) -> str | None:
@@ -114,8 +115,17 @@ class WandbLogger:
                 logger.warning("wandb did not start in mode %s: %s", attempt, reason)
         return None
 
-    def _offline_folder(self) -> str:
-        return str(Path(self._run.dir).parent) if self._run.dir else ""
+    def _upload_command(self) -> str:
+        """What a shell is to run to upload this run.
+
+        Each start of a resumed run has a folder of its own, ``offline-run-<time>-<id>`` or, within one second, ``…-1``.
+        With ``--id`` wandb takes several folders in the order of their start.
+        """
+        if not self._run.dir:
+            return "wandb sync"
+        run_id = shlex.quote(str(self._run.id))
+        folders = shlex.quote(str(Path(self._run.dir).parent.parent / "offline-run-"))
+        return f"wandb sync --id {run_id} {folders}*-{run_id}*"
 
     def _give_up(self, error: Exception) -> None:
         logger.warning("wandb failed and gets no more metrics of this run: %s", error)

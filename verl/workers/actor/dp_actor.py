@@ -149,7 +149,7 @@ class DataParallelPPOActor(BasePPOActor):
                 started = time.perf_counter()
                 step = functools.partial(self._step, data, rows, minis[number], columns, sums)
                 if self.profile_path is not None and len(self.step_seconds) == profiled:
-                    title = f"optimiser step {len(self.step_seconds) + 1} of an update, {len(minis[number])} rows"
+                    title = self._profile_title(data, rows.lengths[minis[number]])
                     profile_call(step, self.profile_path, title, self.device, trace=True)
                     self.profile_path = None
                 else:
@@ -161,6 +161,15 @@ class DataParallelPPOActor(BasePPOActor):
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = float(self.config.kl_loss_coef)
         return metrics
+
+    def _profile_title(self, data: DataProto, lengths: np.ndarray) -> str:
+        """What is about to be recorded: the next optimiser step, over rows of ``lengths`` tokens on this rank."""
+        step = data.meta_info.get("global_steps")
+        update = "an update" if step is None else f"the update of training step {step}"
+        return (
+            f"optimiser step {len(self.step_seconds) + 1} of {update}, rank {dist.get_rank()}: {len(lengths)} rows, "
+            f"{int(lengths.sum()):,} tokens, {len(self.update_plan.split(lengths))} micro-batch(es)"
+        )
 
     def _hint_once(self, rows: RaggedRows, minis: list[np.ndarray]) -> None:
         """Say, with the first update on a GPU, how micro-batches could be fuller."""
