@@ -112,6 +112,21 @@ def test_a_finished_run_started_again_ends_before_anything_starts(tmp_path):
         assert not run.wait_until_gone()
 
 
+@pytest.mark.slow
+def test_a_finished_run_whose_data_tell_the_steps_late_ends_before_models_load(tmp_path):
+    (tmp_path / "run" / "global_step_4").mkdir(parents=True)
+    (tmp_path / "run" / TRACKER_FILE).write_text("4")
+    (tmp_path / "own.py").write_text(
+        "from verl.utils.dataset.rl_dataset import RLHFDataset\nclass Tasks(RLHFDataset):\n    pass\n"
+    )
+    overrides = [f"data.custom_cls.path={tmp_path}/own.py", "data.custom_cls.name=Tasks", "trainer.total_epochs=4"]
+    with Run(tmp_path, "run", *overrides) as run:
+        assert run.end() == 0, run.output[-3000:]
+        assert "nothing left to train: step 4 of 4 is done" in run.output and "Traceback" not in run.output
+        assert not (run.folder / "metrics.jsonl").exists()
+        assert not run.wait_until_gone()
+
+
 NEVER_READY = """
 import functools, time
 from agent_system.environments.registry import register_environment
