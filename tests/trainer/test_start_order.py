@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from verl.trainer.ppo import ray_trainer, resources
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import Role
 from verl.trainer.ppo.timing import StartupLedger
+from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder
 
 EXTERNAL = "actor_rollout_ref.model.external_lib"
 
@@ -58,10 +60,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return happened
 
 
+@pytest.mark.parametrize("step_done", [None, 7, 8])
 def test_ranks_are_asked_for_before_the_trainer_is_built_and_ended_by_it(
-    events: list[str], monkeypatch: pytest.MonkeyPatch
+    events: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step_done: int | None
 ) -> None:
     class Trainer:
+        total_training_steps = 8
+
         def __init__(self, ranks: FakeRanks) -> None:
             events.append("build")
             self.ranks = ranks
@@ -78,8 +83,13 @@ def test_ranks_are_asked_for_before_the_trainer_is_built_and_ended_by_it(
 
     monkeypatch.setattr(TaskRunner, "_build_trainer", lambda self, config, *, ranks, **_: Trainer(ranks))
     ledger = StartupLedger()
-    assert TaskRunner().run(default_config("preset=embedded", "algorithm.adv_estimator=gae"), ledger)
-    assert events == ["ask for ranks, critic True", "build", "init_workers", "fit", "end"]
+    if step_done is not None:
+        CheckpointFolder(tmp_path, step_done).commit(keep=None)
+    overrides = ["algorithm.adv_estimator=gae", f"trainer.default_local_dir={tmp_path}"]
+    figures = TaskRunner().run(default_config("preset=embedded", *overrides), ledger)
+    trained = [] if step_done == 8 else ["init_workers", "fit"]
+    assert events == ["ask for ranks, critic True", "build", *trained, "end"]
+    assert figures == ({"val/score": 1.0} if trained else {})
     assert "startup/ranks_asked" in ledger.seconds()
 
 
