@@ -65,12 +65,12 @@ def test_a_dropped_step_is_the_first_of_the_resumed_run(shuffle):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rows": 4, "batch": 4}, "rows of data.train_files was 8 and is 4, data.train_batch_size (data.gen_batch_size)"),
-        ({"rows": 16, "batch": 8}, "rows of data.train_files was 8 and is 16"),
-        ({"batch": 4}, "data.train_batch_size (data.gen_batch_size) was 8 and is 4"),
-        ({"batch": 3}, "data.train_batch_size (data.gen_batch_size) was 8 and is 3"),
-        ({"workers": 1}, "data.dataloader_num_workers was 0 and is 1"),
-        ({"shuffle": None}, "data.shuffle was "),
+        ({"rows": 4, "batch": 4}, "rows of data.train_files: 8 in the checkpoint, 4 from now on; data.train_batch_size"),
+        ({"rows": 16, "batch": 8}, "rows of data.train_files: 8 in the checkpoint, 16 from now on"),
+        ({"batch": 4}, "data.train_batch_size (data.gen_batch_size): 8 in the checkpoint, 4 from now on"),
+        ({"batch": 3}, "data.train_batch_size (data.gen_batch_size): 8 in the checkpoint, 3 from now on"),
+        ({"workers": 1}, "data.dataloader_num_workers: 0 in the checkpoint, 1 from now on"),
+        ({"shuffle": None}, "data.shuffle: "),
     ],
 )
 def test_other_data_begin_with_their_first_row_and_say_so(caplog, shuffle, change, said):

@@ -72,8 +72,9 @@ def restore_position(loader: StatefulDataLoader, position: dict[str, Any], shape
     if shape == now:
         loader.load_state_dict(position)
         return
-    changes = [f"{key} was {shape[key]} and is {now[key]}" for key in now if key in shape and shape[key] != now[key]]
+    changed = [key for key in now if key in shape and shape[key] != now[key]]
+    changes = [f"{key}: {shape[key]} in the checkpoint, {now[key]} from now on" for key in changed]
     logger.warning(
         "the training data start again from their first row: %s",
-        ", ".join(changes) or "the checkpoint does not say what its position in them counts",
+        "; ".join(changes) or "the checkpoint does not say what its position in them counts",
     )
