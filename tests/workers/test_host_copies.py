@@ -94,7 +94,8 @@ def check_one_host_copy(shape: tuple[int, ...], rows: int, whole: bool) -> None:
     for _ in range(2):
         offloaded.load()
         away = [weakref.ref(shard.untyped_storage()) for name, shard in shards(model).items() if name not in uneven]
-        assert not set(addresses(model).values()) & set(at_home.values()) - {0}
+        stayed = {address for name, address in at_home.items() if name not in uneven}  # padded memory is used again
+        assert not set(addresses(model).values()) & stayed - {0}
         assert torch.equal(model(tokens), expected)
         with torch.no_grad():
             model(tokens)  # leaves the root gathered
