@@ -84,6 +84,7 @@ class ShardingOptions:
     ``gathered_below`` stays gathered after a forward, whatever ``reshard_after_forward`` says, and gets
     ``reduce_once``: gradients stay in full size until the last micro-batch before a step and are reduced over ranks
     then. They are added up in ``reduce_dtype``; one narrower than the parameters is reduced every time instead.
+    ``shard_model`` decides ``reduce_once``, whatever it is given.
     """
 
     param_dtype: torch.dtype | None = None
@@ -149,7 +150,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, options: ShardingOptions) ->
     kept = count < options.gathered_below and not options.cpu_offload
     dtype = next(model.parameters()).dtype
     exact = (options.reduce_dtype or options.param_dtype or dtype).itemsize >= dtype.itemsize
-    once = options.reduce_once or kept or dist.get_world_size() == 1  # a shard of a single rank has full size anyway
+    once = kept or dist.get_world_size() == 1  # a shard of a single rank has full size anyway
     options = replace(
         options,
         reshard_after_forward=options.reshard_after_forward and not kept,

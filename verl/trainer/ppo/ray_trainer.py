@@ -35,6 +35,7 @@ from verl.trainer.ppo.metric_utils import (
 )
 from verl.trainer.ppo.rank_failure import interrupted_by_failure
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, StartingRanks, start_ranks, uses_reference
+from verl.trainer.ppo.resume_point import checkpoint_root
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
 from verl.trainer.ppo.scoring import score_rows
@@ -118,7 +119,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         self.startup: StartupLedger | None = startup or StartupLedger()
         self._ranks = ranks
         self.worker_group = ranks.root if ranks is not None else None
-        self.checkpoint_root = Path(config.trainer.default_local_dir).expanduser().absolute()
+        self.checkpoint_root = checkpoint_root(config)
         self.run_dir = Path(config.trainer.run_dir).expanduser().absolute()
         self.train_dataloader, self.val_dataloader = create_dataloaders(
             config.data, train_dataset, val_dataset, collate_fn, train_sampler

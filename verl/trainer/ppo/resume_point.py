@@ -10,6 +10,11 @@ from verl.utils.checkpoint.step_folder import step_of
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 
 
+def checkpoint_root(config: PPOTrainerConfig) -> Path:
+    """``trainer.default_local_dir``, absolute."""
+    return Path(config.trainer.default_local_dir).expanduser().absolute()
+
+
 def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
     """The checkpoint folder to resume from, or None for a fresh start.
 
@@ -54,8 +59,7 @@ def nothing_left(config: PPOTrainerConfig, total_steps: int | None) -> str | Non
         ValueError: what ``find_checkpoint`` finds wrong.
     """
     trainer = config.trainer
-    root = Path(trainer.default_local_dir).expanduser().absolute()
-    folder = find_checkpoint(trainer.resume_mode, trainer.resume_from_path, root)
+    folder = find_checkpoint(trainer.resume_mode, trainer.resume_from_path, checkpoint_root(config))
     if folder is None or total_steps is None or trainer.val_only or step_of(folder) < total_steps:
         return None
     return (
