@@ -200,7 +200,8 @@ class Bench:
             ppo_mini_batch_size=(self.args.mini_rows or self.args.rows) * self.world,
         )
         actor = DataParallelPPOActor(actor_config, module, self._optimizer(module))
-        actor.recompute = recompute == "fit"
+        if recompute != "fit":
+            actor.memory.adjustable = []
         for budget in self.args.micro_tokens:
             self._forget_peak()
             rows = self.args.micro_rows

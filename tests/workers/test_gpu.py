@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen2Config
 
 from tests.workers.tiny import actor_config, random_rows, save_tiny_model
 from verl.models import attention
 from verl.models.build import ModelSpec, build_model
+from verl.models.recompute import activation_bytes_per_token
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
@@ -169,6 +171,30 @@ def test_offloading_leaves_what_fsdp_offloads(model_path: str) -> None:
     theirs = dict(full_parameters(plain.actor_module))
     for name, tensor in full_parameters(both.actor_module):
         torch.testing.assert_close(tensor.cpu(), theirs[name].cpu(), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_activations_are_measured_and_take_no_more_than_estimated(tmp_path: Path, compiled: bool) -> None:
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2}
+    Qwen2Config(**shape, num_hidden_layers=6, vocab_size=128, tie_word_embeddings=True).save_pretrained(tmp_path)
+    actor = _actor(str(tmp_path), dataclasses.replace(MIXED, compile_layers=compiled), checkpointing=True)
+    rows = random_rows(256, longest=60)  # some 9,000 tokens at once
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    before = torch.cuda.memory_allocated(DEVICE)
+    assert actor.update_policy(rows)["perf/recomputed_layers/actor"] == 0
+    measured, estimated = actor.memory.bytes_per_token, activation_bytes_per_token(actor.actor_module)
+    assert measured is not None and 0.4 * estimated < measured < 1.05 * estimated
+    tokens = int(rows.batch["response_mask"].sum() + rows.batch["prompt_length"].sum())
+    assert torch.cuda.max_memory_allocated(DEVICE) - before > 6 * measured * min(tokens, actor.update_plan.max_tokens)
+    for count in (3, 6):  # the rest is measured as before where some layers are recomputed, and nothing where all are
+        for index, layer in enumerate(actor.memory.adjustable):
+            layer.gradient_checkpointing = index < count
+        actor.memory.bytes_per_token, fits = None, actor.memory.fit
+        actor.memory.fit = lambda tokens, count=count: count
+        actor.update_policy(rows)
+        actor.memory.fit = fits
+        found = actor.memory.bytes_per_token
+        assert found == (pytest.approx(measured, rel=0.15) if count == 3 else None)
 
 
 def test_a_checkpoint_continues_on_the_gpu(model_path: str, tmp_path: Path) -> None:

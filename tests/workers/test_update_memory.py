@@ -7,9 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from verl.models import recompute
 from verl.models.compile_threads import share_compile_threads
-from verl.models.recompute import optimizer_bytes_to_come
+from verl.models.recompute import LEAST_TOKENS, ActivationMemory, activation_bytes_per_token, optimizer_bytes_to_come
 from verl.utils.fsdp_utils import ensure_process_group
 from verl.workers import device_state
 from verl.workers.device_state import growing_segments
@@ -45,6 +47,107 @@ def test_half_empty_micro_batches_are_worth_a_hint() -> None:
     assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000" in hint
     assert dataclasses.replace(ROWS, max_tokens=600).hint(LENGTHS, MINIS) is None
     assert TOKENS.hint(LENGTHS, MINIS) is None
+
+
+def test_a_plan_within_fewer_tokens_splits_into_more() -> None:
+    assert TOKENS.within(400).most_tokens(LENGTHS, MINIS) == 400
+    assert TOKENS.within(5000) == TOKENS
+    assert ROWS.within(400).split(LENGTHS) == ROWS.split(LENGTHS)
+
+
+LAYERS = 4
+GIB = 1 << 30
+
+
+@dataclasses.dataclass
+class Gpu:
+    """What a GPU would say about its memory."""
+
+    free: float = 0.0
+    allocated: int = 0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(recompute, "free_bytes", lambda device: gpu.free)
+    monkeypatch.setattr(recompute, "allocated_bytes", lambda device: gpu.allocated)
+    return gpu
+
+
+def _memory(checkpointing: bool = True) -> ActivationMemory:
+    ensure_process_group("cpu")
+    config = Qwen2Config(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=96,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return ActivationMemory(model)
+
+
+def _free(memory: ActivationMemory, activations: float, share: float) -> float:
+    """Free bytes of which so many are left for activations: 8 GiB and gradients stay free, and a share of the rest."""
+    gradients = sum(p.nbytes for p in memory.model.parameters())
+    return (activations + 8 * GIB) / share + gradients
+
+
+def test_without_a_limit_of_memory_nothing_changes() -> None:
+    memory = _memory()
+    assert memory.tokens_that_fit(50_000) == 50_000
+    assert memory.fit(50_000) == LAYERS
+    with memory.measured(50_000, gathers=True):
+        pass
+    assert memory.bytes_per_token is None
+
+
+def test_micro_batches_become_smaller_before_layers_are_recomputed(gpu: Gpu) -> None:
+    memory = _memory()
+    a_token = LAYERS * activation_bytes_per_token(memory.model)
+    gpu.free = _free(memory, 10_000.5 * a_token, share=0.85)
+    assert memory.tokens_that_fit(9_000) == 9_000
+    assert memory.tokens_that_fit(16_384) == 10_000
+    assert memory.fit(10_000) == 0
+    assert memory.fit(20_000) == 2
+    gpu.free = _free(memory, 4_096.5 * a_token, share=0.85)
+    assert memory.tokens_that_fit(16_384) == LEAST_TOKENS == 8_192
+    assert memory.tokens_that_fit(5_000) == 5_000
+    assert memory.fit(8_192) == 2
+    gpu.free = 0.0
+    assert memory.tokens_that_fit(16_384) == LEAST_TOKENS
+    assert memory.fit(8_192) == LAYERS
+
+
+def test_layers_without_checkpointing_are_never_recomputed(gpu: Gpu) -> None:
+    memory = _memory(checkpointing=False)
+    assert memory.tokens_that_fit(16_384) == LEAST_TOKENS
+    assert memory.fit(8_192) == 0
+
+
+def test_what_a_forward_leaves_behind_takes_the_place_of_the_estimate(gpu: Gpu) -> None:
+    memory = _memory()
+    estimate = activation_bytes_per_token(memory.model)
+    gpu.free = _free(memory, 10_000.5 * LAYERS * estimate, share=0.85)
+    assert memory.fit(20_000) == 2
+    gpu.free = _free(memory, 10_000.5 * LAYERS * estimate, share=0.95)
+    for tokens, taken in ((9_000, 1.0), (20_000, 0.5), (10_000, 0.25)):  # the first has too few tokens to say much
+        with memory.measured(tokens, gathers=False):
+            inputs = 2 * tokens * 2 * 64  # two layers keep their bf16 inputs alone
+            gpu.allocated += int(2 * tokens * taken * estimate) + inputs
+    assert memory.bytes_per_token == pytest.approx(0.5 * estimate, rel=1e-6)
+    assert memory.tokens_that_fit(40_000) == 20_001
+    assert memory.fit(20_001) == 0
+    assert memory.fit(25_000) == 1
+
+
+def test_weights_that_a_forward_gathers_are_not_activations(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = _memory(checkpointing=False)
+    monkeypatch.setattr(recompute, "gathered_bytes", lambda model: 1_000_000)
+    for gathers, weights in ((True, 1_000_000), (False, 0)):
+        with memory.measured(100, gathers=gathers):
+            gpu.allocated += weights + 100 * LAYERS * 7
+        assert memory.bytes_per_token == 7
 
 
 @pytest.fixture

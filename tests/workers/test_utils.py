@@ -130,6 +130,11 @@ def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
         assert all(sum(lengths[i] for i in group) <= 50 for group in groups)
         assert len(groups) <= 2 * -(-sum(lengths) // 50)
     assert split_by_tokens([80, 3], 50) == [[0], [1]]
+    assert split_by_tokens([4, 2, 2, 2], 8) == [[0, 3], [1, 2]]  # filled one after the other: 8 and 2
+    assert split_by_tokens([3, 3, 2, 2, 2], 6) == [[0, 1], [2, 3, 4]]  # dealt evenly, one would have 7
+    lengths = rng.integers(400, 1000, 32).tolist()
+    sums = [sum(lengths[i] for i in group) for group in split_by_tokens(lengths, int(0.75 * sum(lengths)))]
+    assert len(sums) == 2 and max(sums) - min(sums) < 0.05 * sum(sums)
     assert split_by_tokens([], 50) == []
     assert split_by_rows(5, 2) == [[0, 1], [2, 3], [4]]
 
@@ -184,6 +189,7 @@ def test_only_layers_that_do_not_fit_are_recomputed() -> None:
     assert layers_to_recompute(28, 1 * gib, 120 * gib) == 0
     assert layers_to_recompute(28, 2 * gib, 40 * gib) == 28 - 13
     assert layers_to_recompute(28, 2 * gib, 5 * gib) == 28
+    assert layers_to_recompute(28, 2 * gib, 40 * gib, measured=True) == 28 - 15  # 0.95 of it, less 8
 
 
 def test_full_gradients_wait_only_where_they_cost_little_memory() -> None:

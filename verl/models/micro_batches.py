@@ -7,12 +7,16 @@ from collections.abc import Sequence
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of ``lengths`` in groups whose sums stay within ``budget``, few and of similar size.
+    """Indices of ``lengths`` in groups whose sums stay within ``budget``, few and with sums close to each other.
 
-    Longest rows first, each into the fullest group it fits (best fit decreasing). A row longer than the budget gets a
-    group of its own: it has to run somewhere. Groups and their members come out in order of their smallest index.
+    As many groups as filling one after the other takes (best fit decreasing, longest rows first), and then, where that
+    is possible, rows dealt so that the sums differ little: the largest decides how much memory is needed. A row longer
+    than the budget gets a group of its own: it has to run somewhere. Groups and their members come out in order of
+    their smallest index.
 
     >>> split_by_tokens([5, 3, 4, 2], budget=7)
+    [[0, 3], [1, 2]]
+    >>> split_by_tokens([4, 2, 2, 2], budget=8)
     [[0, 3], [1, 2]]
     """
     if budget <= 0:
@@ -29,7 +33,10 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
             best = len(groups) - 1
         groups[best].append(index)
         room[best] -= lengths[index]
-    return sorted((sorted(group) for group in groups), key=lambda group: group[0])
+    even = _deal(lengths, len(groups), len(lengths))
+    if all(sum(lengths[i] for i in group) <= budget for group in even):
+        groups = even
+    return _in_order(groups)
 
 
 def split_by_rows(count: int, rows: int) -> list[list[int]]:
@@ -51,11 +58,20 @@ def split_evenly(lengths: Sequence[int], rows: int) -> list[list[int]]:
     """
     if rows <= 0:
         raise ValueError(f"a micro-batch needs at least one row, got {rows}")
-    groups: list[list[int]] = [[] for _ in range(-(-len(lengths) // rows))]
-    open_groups = [(0, number) for number in range(len(groups))]  # a heap of (sum, group) of those with room
+    return _in_order(_deal(lengths, -(-len(lengths) // rows), rows))
+
+
+def _deal(lengths: Sequence[int], count: int, rows: int) -> list[list[int]]:
+    """Indices of ``lengths`` in ``count`` groups of at most ``rows``: longest first, each into the smallest sum."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    open_groups = [(0, number) for number in range(count)]  # a heap of (sum, group) of those with room
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         total, number = heapq.heappop(open_groups)
         groups[number].append(index)
         if len(groups[number]) < rows:
             heapq.heappush(open_groups, (total + lengths[index], number))
+    return groups
+
+
+def _in_order(groups: list[list[int]]) -> list[list[int]]:
     return sorted((sorted(group) for group in groups), key=lambda group: group[0])

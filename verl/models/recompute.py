@@ -1,12 +1,15 @@
-"""Gradient checkpointing for as many decoder layers as memory asks for, and no more.
+"""What an update does where the activations of its micro-batches do not fit the memory of a GPU.
 
-Recomputing every layer costs a third of the forward and backward time. A micro-batch that would fit without is a common
-case on large GPUs, so layers beyond the memory budget are recomputed and the others keep their activations.
+Recomputing every layer in the backward pass costs a third of its time and of the forward's, and a micro-batch that fits
+without is a common case on large GPUs. So only as many decoder layers are recomputed as memory asks for, and before any
+is, micro-batches that are filled by tokens become smaller.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -16,16 +19,21 @@ from verl.utils.fsdp_utils import decoder_layers, gathered_bytes, reduce_every_t
 
 logger = logging.getLogger(__name__)
 
-# Share of the free memory that activations may take, and what the output head and temporaries need beside them.
-_SHARE = 0.85
+# Shares of the free memory that activations may take, by the estimate of their size and once it was measured, and what
+# the output head and temporaries need beside them.
+_SHARE, _SHARE_MEASURED = 0.85, 0.95
 _RESERVE_BYTES = 8 << 30
+
+# Micro-batches are not made smaller than this: a GPU would wait for its host longer than recomputing takes.
+LEAST_TOKENS = 8192
 
 
 def activation_bytes_per_token(model: nn.Module) -> float:
     """Bytes one token leaves behind in one decoder layer without checkpointing, in bf16 (an upper estimate).
 
     Counted: norms and residuals (12 hidden-sized tensors), queries, keys, values and rotations, the attention's
-    output, and four tensors of the gated MLP. Measured on a Qwen2.5-1.5B shape: 107 kB, estimated 115 kB.
+    output, and four tensors of the gated MLP. Measured on a Qwen2.5-1.5B shape: 107 kB, estimated 115 kB. Compiled
+    layers keep about three quarters of it.
     """
     config = model.config.get_text_config()
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -34,13 +42,20 @@ def activation_bytes_per_token(model: nn.Module) -> float:
     return 2.0 * (12 * config.hidden_size + attention + 4 * config.intermediate_size)
 
 
-def layers_to_recompute(num_layers: int, bytes_per_layer: float, free_bytes: float) -> int:
+def activation_budget(free_bytes: float, measured: bool = False) -> float:
+    """Bytes that activations may take out of ``free_bytes``; more if their size was ``measured``, not estimated."""
+    return max(0.0, (_SHARE_MEASURED if measured else _SHARE) * free_bytes - _RESERVE_BYTES)
+
+
+def layers_to_recompute(num_layers: int, bytes_per_layer: float, free_bytes: float, measured: bool = False) -> int:
     """How many of ``num_layers`` must be recomputed so that the activations of the others fit."""
-    budget = max(0.0, _SHARE * free_bytes - _RESERVE_BYTES)
-    return num_layers - min(num_layers, int(budget / max(bytes_per_layer, 1.0)))
+    fitting = int(activation_budget(free_bytes, measured) / max(bytes_per_layer, 1.0))
+    return num_layers - min(num_layers, fitting)
 
 
-def must_reduce_at_once(unreduced: float, num_layers: int, bytes_per_layer: float, free_bytes: float) -> bool:
+def must_reduce_at_once(
+    unreduced: float, num_layers: int, bytes_per_layer: float, free_bytes: float, measured: bool = False
+) -> bool:
     """Whether ``unreduced`` bytes of full gradients leave too little memory for what they save.
 
     That is, less than the head needs, or so little that more than a tenth of the layers would be recomputed for them: a
@@ -48,8 +63,8 @@ def must_reduce_at_once(unreduced: float, num_layers: int, bytes_per_layer: floa
     """
     if unreduced <= 0:
         return False
-    more = layers_to_recompute(num_layers, bytes_per_layer, free_bytes - unreduced)
-    more -= layers_to_recompute(num_layers, bytes_per_layer, free_bytes)
+    more = layers_to_recompute(num_layers, bytes_per_layer, free_bytes - unreduced, measured)
+    more -= layers_to_recompute(num_layers, bytes_per_layer, free_bytes, measured)
     return free_bytes - unreduced < _RESERVE_BYTES or more > num_layers // 10
 
 
@@ -63,40 +78,127 @@ def _local_bytes(parameter: torch.Tensor) -> int:
     return parameter.to_local().nbytes if hasattr(parameter, "to_local") else parameter.nbytes
 
 
-def fit_recomputation(model: nn.Module, tokens: int, optimizer: torch.optim.Optimizer | None = None) -> int:
-    """Switch checkpointing on for the first layers only, as many as a micro-batch of ``tokens`` needs. Collective.
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a GPU that this process can still take, what torch keeps cached included; None on a CPU, whose memory
+    is not the limit that counts."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
-    Call it with gradients and gathered parameters out of memory. Gradients that were to be reduced once a step, in full
-    size until then, are reduced in every micro-batch from then on if memory is too small for them. On CPU, where memory
-    is not the limit that counts, every layer stays as the config has it.
+
+def allocated_bytes(device: torch.device) -> int:
+    """Memory of a GPU that tensors of this process take; 0 on a CPU."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+class ActivationMemory:
+    """Fits the micro-batches of a model's updates into the memory there is. No effect on a CPU.
+
+    How many bytes a token leaves behind is estimated from the model's shape for the first update, and measured in its
+    forward passes for all that follow: compiled layers keep less than others, a head with many answer tokens more.
 
     Args:
-        tokens: of the largest micro-batch on this rank.
+        model: decoder layers that were built with gradient checkpointing may be recomputed, others never are.
         optimizer: room is left for the state that its first step allocates; None for one that keeps none.
 
-    Returns:
-        the number of recomputed layers, the same on all ranks.
+    Attributes:
+        bytes_per_token: what a token leaves behind in a layer, as measured; None before.
+        adjustable: layers whose checkpointing ``fit`` switches.
     """
-    layers = [layer for layer in decoder_layers(model) if hasattr(layer, "gradient_checkpointing")]
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        return sum(layer.gradient_checkpointing for layer in layers)
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free -= sum(map(_local_bytes, model.parameters())) + gathered_bytes(model)  # gradients, weights
-    free -= optimizer_bytes_to_come(optimizer) if optimizer is not None else 0
-    unreduced = unreduced_bytes(model)
-    layer_bytes = tokens * activation_bytes_per_token(model)
-    tight = must_reduce_at_once(unreduced, len(layers), layer_bytes, free)
-    free -= 0 if tight else unreduced
-    count = layers_to_recompute(len(layers), layer_bytes, free)
-    agreed = torch.tensor([count, tight], device=device)
-    dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-    count, tight = agreed.tolist()
-    if tight:
-        reduce_every_time(model)
-        logger.info("gradients are reduced in every micro-batch: in full size they would leave too little memory")
-    for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index < count
-    logger.info("%d of %d layers are recomputed for %d tokens at a time", count, len(layers), tokens)
-    return count
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = next(model.parameters()).device
+        self.bytes_per_token: float | None = None
+        self._layers = decoder_layers(model)
+        self.adjustable = [m for m in self._layers if getattr(m, "gradient_checkpointing", False)]
+        self._planned_tokens = 0
+        self._logged = -1
+
+    def tokens_that_fit(self, limit: int) -> int:
+        """``limit``, or fewer where no layer could keep its activations otherwise; at least ``LEAST_TOKENS`` of it.
+
+        Collective. Call it with gradients and gathered parameters out of memory, as ``fit``.
+        """
+        free = self._free()
+        if free is None:
+            return limit
+        budget = activation_budget(free - unreduced_bytes(self.model), self.bytes_per_token is not None)
+        fitting = int(budget / (len(self._layers) * self._bytes_per_token()))
+        agreed = torch.tensor(max(fitting, LEAST_TOKENS), device=self.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+        return min(limit, int(agreed))
+
+    def fit(self, tokens: int) -> int:
+        """Switch checkpointing on for the first layers only, as many as a micro-batch of ``tokens`` needs. Collective.
+
+        Call it with gradients and gathered parameters out of memory. Gradients that were to be reduced once a step, in
+        full size until then, are reduced in every micro-batch from then on if memory is too small for them. On CPU
+        every layer stays as the config has it.
+
+        Args:
+            tokens: of the largest micro-batch on this rank.
+
+        Returns:
+            the number of recomputed layers, the same on all ranks.
+        """
+        self._planned_tokens = tokens
+        free = self._free()
+        if free is None:
+            return self.recomputed
+        measured = self.bytes_per_token is not None
+        unreduced = unreduced_bytes(self.model)
+        layer_bytes = tokens * self._bytes_per_token()
+        tight = must_reduce_at_once(unreduced, len(self._layers), layer_bytes, free, measured)
+        free -= 0 if tight else unreduced
+        count = layers_to_recompute(len(self._layers), layer_bytes, free, measured)
+        agreed = torch.tensor([count, tight], device=self.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        count, tight = agreed.tolist()
+        if tight:
+            reduce_every_time(self.model)
+            logger.info("gradients are reduced in every micro-batch: in full size they would leave too little memory")
+        for index, layer in enumerate(self.adjustable):
+            layer.gradient_checkpointing = index < count
+        self._log(self.recomputed, tokens)
+        return self.recomputed
+
+    @property
+    def recomputed(self) -> int:
+        """How many layers are recomputed."""
+        return sum(bool(getattr(layer, "gradient_checkpointing", False)) for layer in self._layers)
+
+    @contextlib.contextmanager
+    def measured(self, tokens: int, gathers: bool) -> Iterator[None]:
+        """Measure what the forward pass inside the block leaves behind, if its micro-batch is not a small one.
+
+        Args:
+            tokens: of the micro-batch.
+            gathers: the pass gathers weights that stay gathered; what they take is not counted.
+        """
+        before = allocated_bytes(self.device)
+        yield
+        kept = len(self._layers) - self.recomputed
+        taken = allocated_bytes(self.device) - before - (gathered_bytes(self.model) if gathers else 0)
+        inputs = 2 * self.model.config.get_text_config().hidden_size * tokens * self.recomputed
+        if taken <= inputs or kept == 0 or 2 * tokens < self._planned_tokens:
+            return
+        self.bytes_per_token = max(self.bytes_per_token or 0.0, (taken - inputs) / (kept * tokens))
+
+    def _free(self) -> float | None:
+        free = free_bytes(self.device)
+        if free is None:
+            return None
+        free -= sum(map(_local_bytes, self.model.parameters())) + gathered_bytes(self.model)  # gradients, weights
+        return free - (optimizer_bytes_to_come(self.optimizer) if self.optimizer is not None else 0)
+
+    def _bytes_per_token(self) -> float:
+        return self.bytes_per_token or activation_bytes_per_token(self.model)
+
+    def _log(self, count: int, tokens: int) -> None:
+        """Say what came out where it is not what was said last."""
+        if count != self._logged:
+            self._logged = count
+            logger.info("%d of %d layers are recomputed for %d tokens at a time", count, len(self._layers), tokens)

@@ -8,7 +8,7 @@ metrics travel as sums and counts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,10 @@ class MicroBatchPlan:
             raise ValueError(f"set {self.key}micro_batch_size_per_gpu, or use_dynamic_bsz=True to fill by tokens")
         return split_evenly(lengths.tolist(), self.rows)
 
+    def within(self, tokens: int) -> MicroBatchPlan:
+        """This plan with at most so many tokens; one that counts rows stays as it is."""
+        return replace(self, max_tokens=min(tokens, self.max_tokens))
+
     def most_tokens(self, lengths: np.ndarray, minis: list[np.ndarray]) -> int:
         """Tokens of the largest micro-batch over the rows of these lengths, cut into these mini-batches."""
         groups = [members[group] for members in minis for group in self.split(lengths[members])]
@@ -89,7 +93,8 @@ class MicroBatch:
     indices: np.ndarray  # positions in the rank's rows; empty for a filler
     mask: torch.Tensor  # (rows, width) float32
     columns: dict[str, torch.Tensor]
-    last: bool  # of the rows that were asked for, on every rank alike
+    first: bool  # of the rows that were asked for, on every rank alike
+    last: bool
 
     @property
     def width(self) -> int:
@@ -146,6 +151,7 @@ def micro_batches(
             indices=indices,
             mask=_take(rows.mask, indices, width, device),
             columns={name: _take(data.batch[name].float(), indices, width, device) for name in column_names},
+            first=number == 1,
             last=number == len(groups),
         )
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from verl.models.heads import forward_log_probs
-from verl.models.recompute import fit_recomputation
+from verl.models.recompute import ActivationMemory
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, metric_sum, token_and_row_counts
 from verl.trainer.ppo.kl import kl_penalty
@@ -28,7 +28,7 @@ from verl.trainer.ppo.policy_loss import (
     check_policy_loss_output,
     get_policy_loss_fn,
 )
-from verl.utils.fsdp_utils import begin_micro_batch, decoder_layers, reshard
+from verl.utils.fsdp_utils import begin_micro_batch, reshard
 from verl.utils.profiling import profile_call
 from verl.workers.actor.base import BasePPOActor
 from verl.workers.guarded_step import GuardedOptimizer
@@ -72,7 +72,7 @@ class DataParallelPPOActor(BasePPOActor):
         self.log_prob_plan = log_prob_plan or self.update_plan
         self.response_length = response_length
         self.device = next(actor_module.parameters()).device
-        self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(actor_module))
+        self.memory = ActivationMemory(actor_module, actor_optimizer)
         self._may_hint = self.device.type == "cuda" and dist.get_rank() == 0
         self.step_seconds: list[float] = []  # of the last update's steps, each until its gradients were known
         self.profile_path: Path | None = None  # where the next update records its second step, or its only one
@@ -126,10 +126,8 @@ class DataParallelPPOActor(BasePPOActor):
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
         self._hint_once(rows, minis)
-        recomputed = 0
-        if self.recompute:
-            most = self.update_plan.most_tokens(rows.lengths, minis)
-            recomputed = fit_recomputation(self.actor_module, most, self.actor_optimizer)
+        plan = self.update_plan.within(self.memory.tokens_that_fit(self.update_plan.max_tokens))
+        recomputed = self.memory.fit(plan.most_tokens(rows.lengths, minis))
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []
@@ -147,9 +145,9 @@ class DataParallelPPOActor(BasePPOActor):
         for epoch in range(self.config.ppo_epochs):
             for number in self._order(len(minis), epoch):
                 started = time.perf_counter()
-                step = functools.partial(self._step, data, rows, minis[number], columns, sums)
+                step = functools.partial(self._step, data, rows, minis[number], plan, columns, sums)
                 if self.profile_path is not None and len(self.step_seconds) == profiled:
-                    title = self._profile_title(data, rows.lengths[minis[number]])
+                    title = self._profile_title(data, rows.lengths[minis[number]], plan)
                     profile_call(step, self.profile_path, title, self.device, trace=True)
                     self.profile_path = None
                 else:
@@ -162,13 +160,13 @@ class DataParallelPPOActor(BasePPOActor):
             metrics["actor/kl_coef"] = float(self.config.kl_loss_coef)
         return metrics
 
-    def _profile_title(self, data: DataProto, lengths: np.ndarray) -> str:
+    def _profile_title(self, data: DataProto, lengths: np.ndarray, plan: MicroBatchPlan) -> str:
         """What is about to be recorded: the next optimiser step, over rows of ``lengths`` tokens on this rank."""
         step = data.meta_info.get("global_steps")
         update = "an update" if step is None else f"the update of training step {step}"
         return (
             f"optimiser step {len(self.step_seconds) + 1} of {update}, rank {dist.get_rank()}: {len(lengths)} rows, "
-            f"{int(lengths.sum()):,} tokens, {len(self.update_plan.split(lengths))} micro-batch(es)"
+            f"{int(lengths.sum()):,} tokens, {len(plan.split(lengths))} micro-batch(es)"
         )
 
     def _hint_once(self, rows: RaggedRows, minis: list[np.ndarray]) -> None:
@@ -185,7 +183,13 @@ class DataParallelPPOActor(BasePPOActor):
         return np.random.default_rng(epoch).permutation(count).tolist()
 
     def _step(
-        self, data: DataProto, rows: RaggedRows, members: np.ndarray, columns: list[str], sums: MetricSums
+        self,
+        data: DataProto,
+        rows: RaggedRows,
+        members: np.ndarray,
+        plan: MicroBatchPlan,
+        columns: list[str],
+        sums: MetricSums,
     ) -> None:
         counts = token_and_row_counts(rows.mask[torch.from_numpy(members)]).to(self.device)
         dist.all_reduce(counts)
@@ -195,9 +199,10 @@ class DataParallelPPOActor(BasePPOActor):
         )
         total = torch.zeros((), device=self.device)
         self.guard.begin()
-        for micro in micro_batches(data, rows, members, self.update_plan, columns, self.device):
+        for micro in micro_batches(data, rows, members, plan, columns, self.device):
             begin_micro_batch(self.actor_module, micro.last)
-            loss = self._micro_loss(micro, normalizer, data.meta_info["temperature"], sums)
+            with self.memory.measured(micro.packed.num_tokens, gathers=micro.first):
+                loss = self._micro_loss(micro, normalizer, data.meta_info["temperature"], sums)
             (loss * dist.get_world_size()).backward()  # FSDP averages gradients over ranks
             total += loss.detach()
         dist.all_reduce(total)

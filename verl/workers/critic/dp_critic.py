@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from verl.models.heads import forward_values
-from verl.models.recompute import fit_recomputation
+from verl.models.recompute import ActivationMemory
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, token_and_row_counts
 from verl.trainer.ppo.value_loss import value_loss_per_token
-from verl.utils.fsdp_utils import begin_micro_batch, decoder_layers, reshard
+from verl.utils.fsdp_utils import begin_micro_batch, reshard
 from verl.workers.critic.base import BasePPOCritic
 from verl.workers.guarded_step import GuardedOptimizer
 from verl.workers.rows import RaggedRows
@@ -58,7 +58,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         self.update_plan = MicroBatchPlan.of_section(config, "ppo_", "critic", "use_dynamic_bsz")
         self.forward_plan = MicroBatchPlan.of_section(config, "forward_", "critic", "use_dynamic_bsz")
         self.device = next(critic_module.parameters()).device
-        self.recompute = any(getattr(m, "gradient_checkpointing", False) for m in decoder_layers(critic_module))
+        self.memory = ActivationMemory(critic_module, critic_optimizer)
         self.guard = GuardedOptimizer(critic_module, critic_optimizer, config.grad_clip)
 
     @torch.no_grad()
@@ -88,10 +88,8 @@ class DataParallelPPOCritic(BasePPOCritic):
         rows = RaggedRows(data)
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
-        recomputed = 0
-        if self.recompute:
-            most = self.update_plan.most_tokens(rows.lengths, minis)
-            recomputed = fit_recomputation(self.critic_module, most, self.critic_optimizer)
+        plan = self.update_plan.within(self.memory.tokens_that_fit(self.update_plan.max_tokens))
+        recomputed = self.memory.fit(plan.most_tokens(rows.lengths, minis))
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
@@ -99,22 +97,25 @@ class DataParallelPPOCritic(BasePPOCritic):
             if self.config.shuffle and epoch:
                 order = np.random.default_rng(epoch).permutation(len(minis))
             for number in order:
-                self._step(data, rows, minis[number], sums)
+                self._step(data, rows, minis[number], plan, sums)
         metrics = sums.reduce()
         metrics["critic/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
         metrics["perf/recomputed_layers/critic"] = float(recomputed)
         return metrics
 
-    def _step(self, data: DataProto, rows: RaggedRows, members: np.ndarray, sums: MetricSums) -> None:
+    def _step(
+        self, data: DataProto, rows: RaggedRows, members: np.ndarray, plan: MicroBatchPlan, sums: MetricSums
+    ) -> None:
         counts = token_and_row_counts(rows.mask[torch.from_numpy(members)]).to(self.device)
         dist.all_reduce(counts)
         tokens, row_count = counts.tolist()
         normalizer = LossNormalizer(self.config.loss_agg_mode, tokens, row_count, self.response_length or rows.width)
         total = torch.zeros((), device=self.device)
         self.guard.begin()
-        for micro in micro_batches(data, rows, members, self.update_plan, _COLUMNS, self.device):
+        for micro in micro_batches(data, rows, members, plan, _COLUMNS, self.device):
             begin_micro_batch(self.critic_module, micro.last)
-            loss = self._micro_loss(micro, normalizer, sums)
+            with self.memory.measured(micro.packed.num_tokens, gathers=micro.first):
+                loss = self._micro_loss(micro, normalizer, sums)
             (loss * dist.get_world_size()).backward()  # FSDP averages gradients over ranks
             total += loss.detach()
         dist.all_reduce(total)
