@@ -25,6 +25,7 @@ from verl.trainer.ppo.rank_failure import interrupted_by_failure
 from verl.trainer.ppo.resume_point import nothing_left
 from verl.trainer.ppo.termination import StopSignals, undisturbed
 from verl.trainer.ppo.timing import StartupLedger
+from verl.utils.long_lived import made_to_stay
 from verl.utils.progress import reported
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class TaskRunner:
 
     def _build_trainer(self, config: PPOTrainerConfig, **resources: Any) -> RayPPOTrainer:
         """Import, look up and load what the driver needs; ``resources`` are arguments of the trainer as they are."""
-        with undisturbed():
+        with undisturbed(), made_to_stay():
             from agent_system.environments.env_manager import make_envs
             from agent_system.multi_turn_rollout import TrajectoryCollector
             from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn

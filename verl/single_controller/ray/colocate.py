@@ -20,6 +20,7 @@ import ray
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.single_controller.ray.resource_pool import RayClassWithInitArgs
+from verl.utils.long_lived import made_to_stay
 
 __all__ = [
     "ROLE_METHOD_SEPARATOR",
@@ -75,7 +76,8 @@ class _ColocatedWorker(Worker):
     def __init__(self) -> None:
         super().__init__()
         begin = time.perf_counter()
-        classes = {role: load_class(cls) for role, cls in self.role_classes.items()}
+        with made_to_stay():
+            classes = {role: load_class(cls) for role, cls in self.role_classes.items()}
         self._import_seconds = time.perf_counter() - begin
         self._find_peers()
         self.worker_dict: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from verl.utils.long_lived import made_to_stay
 from verl.utils.rng import preserved_rng
 from verl.workers.rollout.settings import EngineSettings
 
@@ -31,7 +32,7 @@ def import_vllm(device: str) -> dict[str, str]:
     """
     _set_variables(device)
     before = dict(os.environ)
-    with preserved_rng(), restored_environment():
+    with preserved_rng(), restored_environment(), made_to_stay():
         from vllm import LLM
 
         logger.debug("imported %s", LLM.__module__)
