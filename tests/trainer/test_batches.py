@@ -98,32 +98,51 @@ def test_a_position_that_does_not_say_what_it_counts_is_left_out(caplog):
     assert len(play(resumed)) == STEPS - 5
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_trackers_end_on_every_way_out(fails, tmp_path, monkeypatch):
+class Ranks:
+    """Ranks whose engines compute what the trainer computes, or not."""
+
+    def __init__(self, events: list[str], agree: bool) -> None:
+        self.events, self.agree = events, agree
+
+    def execute_all_async(self, method: str) -> list[str]:
+        self.events.append(f"ask for {method}")
+        return [method]
+
+    def get(self, refs: list[str], method: str) -> list[dict[str, float]]:
+        assert refs == [method]
+        self.events.append(f"wait for {method}")
+        if not self.agree:
+            raise RuntimeError("engine and trainer differ")
+        return [{"rollout/probe_gap_mean": 0.0}]
+
+
+@pytest.mark.parametrize("fails", [None, "no episode came through", "engine and trainer differ"])
+def test_trackers_start_beside_the_probe_and_end_on_every_way_out(fails, tmp_path, monkeypatch):
     trainer = make_trainer(shuffle=False)
-    ended = []
+    events: list[str] = []
     monkeypatch.setattr(trainer, "_load_checkpoint", lambda: setattr(trainer, "_tracker_state", {}), raising=False)
-    tracker = SimpleNamespace(finish=lambda: ended.append(True), log=lambda values, step: None)
-    monkeypatch.setattr("verl.trainer.ppo.ray_trainer.Tracking.for_run", lambda *args, **options: tracker)
+    tracker = SimpleNamespace(finish=lambda: events.append("end"), log=lambda values, step: None)
+    start = lambda *args, **options: events.append("start") or tracker  # noqa: E731
+    monkeypatch.setattr("verl.trainer.ppo.ray_trainer.Tracking.for_run", start)
     trainer.run_dir, trainer.val_envs = tmp_path, object()
     settings = SimpleNamespace(val_before_train=True, val_only=True, run_dir="run", progress_bar=False)
     trainer.config = SimpleNamespace(trainer=settings)
-    trainer._verify_weight_sync = lambda: None
+    trainer.actor_rollout_wg = Ranks(events, agree=fails != "engine and trainer differ")
     pinned: list[str] = []
     monkeypatch.setattr("verl.trainer.ppo.ray_trainer.pin_split", lambda config, digest: pinned.append(digest) or config)
 
     def validate() -> dict[str, float]:
         if fails:
-            raise RuntimeError("no episode came through")
+            raise RuntimeError(fails)
         return {"val/success_rate": 1.0}
 
     trainer._validate = validate
     if fails:
-        with pytest.raises(RuntimeError, match="no episode"):
+        with pytest.raises(RuntimeError, match=fails):
             trainer.fit()
     else:
         assert trainer.fit() == {"val/success_rate": 1.0}
-    assert ended == [True]
+    assert events == ["ask for probe", "start", "wait for probe", "end"]
     assert pinned == ["abc"]
 
 

@@ -167,22 +167,25 @@ class RayPPOTrainer(CheckpointedTrainer):
 
     def fit(self) -> dict[str, float]:
         """Train until ``total_training_steps``; returns the metrics of the last validation (empty without one)."""
+        assert self.startup is not None, "training starts once"
         with reported("start: looking for a checkpoint and loading it", self.config.trainer.progress_bar):
             self._load_checkpoint()
         self.config = pin_split(self.config, self._split_digest())
-        self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
+        probes = self.actor_rollout_wg.execute_all_async("probe")  # trackers start meanwhile, which can take seconds
+        with self.startup.part("trackers", "starting trackers"):
+            self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
         try:
-            return self._train()
+            return self._train(probes)
         finally:
             self.tracker.finish()
 
-    def _train(self) -> dict[str, float]:
+    def _train(self, probes: list[ray.ObjectRef]) -> dict[str, float]:
         first_val: dict[str, float] = {}
         last_val: dict[str, float] = {}
         first_step = self.global_steps
         assert self.startup is not None, "training starts once"
         with self.startup.part("probe", "comparing engine and trainer"):
-            self._verify_weight_sync()
+            self._verify_weight_sync(probes)
         self.startup.mark("ready")
         logger.info("seconds of the start-up: %s", self.startup)
         if self.config.trainer.val_before_train and self.val_envs is not None:
@@ -377,9 +380,9 @@ class RayPPOTrainer(CheckpointedTrainer):
         self.tracker.log_generations(samples, step=self.global_steps)
         return metrics
 
-    def _verify_weight_sync(self) -> None:
+    def _verify_weight_sync(self, probes: list[ray.ObjectRef]) -> None:
         """Stop before the first step if engine and trainer do not compute the same model."""
-        for report in self.actor_rollout_wg.probe()[:1]:
+        for report in self.actor_rollout_wg.get(probes, method="probe")[:1]:
             logger.info("engine against trainer log-probabilities: %s", report)
 
     # ------------------------------------------------------------------ the end
