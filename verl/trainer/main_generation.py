@@ -52,10 +52,12 @@ def run_generation(config: GenerationConfig) -> Path:
     config = replace(config, trainer=replace(config.trainer, device=device_of(config)))
     table = read_table(config.data.path, "data.path", config.data.prompt_key)
     from verl.trainer.main_ppo import start_ray
+    from verl.utils.bytecode import keep_bytecode
     from verl.utils.external_lib import import_external_lib
     from verl.utils.fs import copy_to_local
     from verl.utils.tokenizer import hf_tokenizer
 
+    keep_bytecode(config.trainer.compile_cache_dir)
     import_external_lib(config.model.external_lib)
     path = copy_to_local(config.model.path, use_shm=config.model.use_shm, key="model.path")
     tokenizer = hf_tokenizer(path, trust_remote_code=config.model.trust_remote_code)

@@ -25,6 +25,7 @@ from verl.trainer.ppo.rank_failure import interrupted_by_failure
 from verl.trainer.ppo.resume_point import nothing_left
 from verl.trainer.ppo.termination import StopSignals, undisturbed
 from verl.trainer.ppo.timing import StartupLedger
+from verl.utils.bytecode import keep_bytecode
 from verl.utils.long_lived import made_to_stay
 from verl.utils.progress import reported
 
@@ -58,6 +59,7 @@ def run_ppo(config: DictConfig) -> dict[str, float]:
         return {}
     startup = StartupLedger(typed.trainer.progress_bar)
     startup.mark("configuration")
+    keep_bytecode(typed.trainer.compile_cache_dir)
     with StopSignals() as signals:
         with startup.part("ray", "starting Ray"):
             start_ray(typed)
