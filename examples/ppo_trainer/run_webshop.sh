@@ -18,7 +18,7 @@ gpu+=(
     critic.model.fsdp_config.param_offload=False
     critic.model.fsdp_config.optimizer_offload=False
     critic.optim.lr=1e-5
-    critic.ppo_micro_batch_size_per_gpu=4
+    critic.ppo_max_token_len_per_gpu=16384
     trainer.experiment_name=ppo_qwen2.5_1.5b
 )
 embedded+=(

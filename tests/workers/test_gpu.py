@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config
@@ -18,6 +19,7 @@ from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.device_state import OffloadedState, growing_segments
+from verl.workers.rows import RaggedRows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -178,14 +180,15 @@ def test_activations_are_measured_and_take_no_more_than_estimated(tmp_path: Path
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2}
     Qwen2Config(**shape, num_hidden_layers=6, vocab_size=128, tie_word_embeddings=True).save_pretrained(tmp_path)
     actor = _actor(str(tmp_path), dataclasses.replace(MIXED, compile_layers=compiled), checkpointing=True)
-    rows = random_rows(256, longest=60)  # some 9,000 tokens at once
+    rows = random_rows(256, longest=60)  # 9,710 tokens, in two micro-batches
+    actor.config = dataclasses.replace(actor.config, ppo_mini_batch_size=len(rows))
     torch.cuda.reset_peak_memory_stats(DEVICE)
     before = torch.cuda.memory_allocated(DEVICE)
     assert actor.update_policy(rows)["perf/recomputed_layers/actor"] == 0
     measured, estimated = actor.memory.bytes_per_token, activation_bytes_per_token(actor.actor_module)
     assert measured is not None and 0.4 * estimated < measured < 1.05 * estimated
-    tokens = int(rows.batch["response_mask"].sum() + rows.batch["prompt_length"].sum())
-    assert torch.cuda.max_memory_allocated(DEVICE) - before > 6 * measured * min(tokens, actor.update_plan.max_tokens)
+    tokens = actor.update_plan.most_tokens(RaggedRows(rows).lengths, [np.arange(len(rows))])
+    assert torch.cuda.max_memory_allocated(DEVICE) - before > 6 * measured * tokens
     for count in (3, 6):  # the rest is measured as before where some layers are recomputed, and nothing where all are
         for index, layer in enumerate(actor.memory.adjustable):
             layer.gradient_checkpointing = index < count
