@@ -25,8 +25,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(ray, "init", lambda **given: arguments.update(given))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    monkeypatch.setenv(IDLE_WORKERS, "unset")  # so that it is put back after the test
-    monkeypatch.delenv(IDLE_WORKERS)
+    for name in main_ppo.RAY_SETTINGS:
+        monkeypatch.setenv(name, "unset")  # so that it is put back after the test
+        monkeypatch.delenv(name)
     return arguments
 
 
@@ -98,14 +99,16 @@ def test_a_running_cluster_is_joined_without_resources(
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     main_ppo.start_ray(_config("cuda"))
     assert not {"address", "num_cpus", "num_gpus"} & set(started)
-    assert IDLE_WORKERS not in os.environ
+    assert not set(main_ppo.RAY_SETTINGS) & set(os.environ)
 
 
-def test_a_local_ray_starts_no_idle_processes_unless_told_to(
+def test_a_local_ray_starts_no_idle_processes_unless_told_to_and_finds_its_store_as_long_as_ever(
     started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main_ppo.start_ray(_config("cpu"))
     assert os.environ[IDLE_WORKERS] == "0"
+    pause, attempts = "RAY_raylet_client_connect_timeout_milliseconds", "RAY_raylet_client_num_connect_attempts"
+    assert int(os.environ[pause]) * int(os.environ[attempts]) == 1000 * 10  # Ray's own product
     monkeypatch.setenv(IDLE_WORKERS, "1")
     main_ppo.start_ray(_config("cpu"))
     assert os.environ[IDLE_WORKERS] == "1"

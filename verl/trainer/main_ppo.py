@@ -35,9 +35,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Ray's own setting. By default a local Ray starts a Python process for every CPU at once, which would lie idle: ranks
-# have an environment of their own and so start processes of their own. All of them would import at the same time.
-NO_IDLE_WORKERS = ("RAY_prestart_worker_first_driver", "0")
+# Ray's own settings, for a local Ray.
+RAY_SETTINGS = {
+    # By default it starts a Python process for every CPU at once, which would lie idle: ranks have an environment of
+    # their own and so start processes of their own. All of them would import at the same time.
+    "RAY_prestart_worker_first_driver": "0",
+    # The raylet often looks for the socket of its own object store just before that is there, and then again after a
+    # whole second. Here it looks more often, for the same 10 s.
+    "RAY_raylet_client_connect_timeout_milliseconds": "50",
+    "RAY_raylet_client_num_connect_attempts": "200",
+}
 
 
 @hydra_main
@@ -94,7 +101,8 @@ def start_ray(config: PPOTrainerConfig) -> None:
         resources = {"address": "local", "num_cpus": config.ray_init.num_cpus or max(os.cpu_count() or 1, 4)}
         if config.trainer.device == "cuda":
             resources["num_gpus"] = visible_gpus()
-        os.environ.setdefault(*NO_IDLE_WORKERS)
+        for name, value in RAY_SETTINGS.items():
+            os.environ.setdefault(name, value)
     with children_in_own_sessions():
         ray.init(
             **resources,
