@@ -1,4 +1,6 @@
 """Every second of a step belongs to one phase."""
+import subprocess
+import sys
 import time
 
 import pytest
@@ -35,3 +37,10 @@ def test_parts_of_a_start_overlap_and_the_slowest_rank_counts():
     assert (seconds["startup/engine"], seconds["startup/model"]) == (5.0, 1.0)
     assert seconds["startup/ready"] >= seconds["startup/ranks_asked"] > 0
     assert "engine 5.0" in str(ledger)
+
+
+def test_marks_count_from_the_start_of_the_process():
+    started = time.monotonic()
+    command = "import time; time.sleep(0.3); from verl.trainer.ppo.timing import process_age; print(process_age())"
+    output = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert 0.3 <= float(output) <= time.monotonic() - started + 0.02  # the system stamps starts in hundredths
