@@ -63,9 +63,12 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / count)
 
 
-def paired_gain(run: Path) -> tuple[int, float, float, float, float]:
-    """Tasks, first success, last success, mean difference and its standard error, over the same tasks."""
+def paired_gain(run: Path) -> tuple[int, float, float, float, float] | None:
+    """Tasks, first success, last success, mean difference and its standard error, over the same tasks; None for a run
+    that was validated less than twice, which has no before and after."""
     validations = list(read_validations(run).values())
+    if len(validations) < 2:
+        return None
     first, last = validations[0], validations[-1]
     rates = (sum(results.values()) / len(results) for results in (first, last))
     return (len(first), *rates, *mean_and_error([last[task] - first[task] for task in first]))
@@ -189,9 +192,13 @@ def gain_table(runs: Sequence[Path]) -> list[str]:
     heads = ("run", "tasks", "before", "after", "gain ± standard error", "minutes of steps")
     rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     for run in runs:
-        tasks, first, last, gain, error = paired_gain(run)
         minutes = sum(line.get("timing_s/step", 0.0) for line in read_metrics(run)) / 60
-        rows.append(f"| {run.name} | {tasks} | {first:.1%} | {last:.1%} | {gain:+.1%} ± {error:.1%} | {minutes:.1f} |")
+        found = paired_gain(run)
+        shown = "– | – | – | –"
+        if found is not None:
+            tasks, first, last, gain, error = found
+            shown = f"{tasks} | {first:.1%} | {last:.1%} | {gain:+.1%} ± {error:.1%}"
+        rows.append(f"| {run.name} | {shown} | {minutes:.1f} |")
     return rows
 
 
@@ -228,8 +235,6 @@ def main() -> None:
     for run in args.runs:
         if not (run / "metrics.jsonl").is_file():
             parser.error(f"{run} is no run folder: it holds no metrics.jsonl")
-        if len(read_validations(run)) < 2:
-            parser.error(f"{run}/validation holds fewer than two validations: there is no before and after")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(args.runs, args.output / "curves.csv")

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.learning_curves import (
     comparison_table,
     draw,
+    gain_table,
     members,
     paired_gain,
     read_metrics,
@@ -37,6 +38,18 @@ def test_the_gain_and_its_error_are_those_of_paired_differences(tmp_path: Path) 
     tasks, first, last, gain, error = paired_gain(run)
     assert (tasks, first, last, gain) == (4, 0.5, 0.75, 0.25)
     assert error == pytest.approx(math.sqrt((0.75**2 + 3 * 0.25**2) / 3 / 4))  # differences 1, 0, 0, 0
+
+
+def test_a_run_without_before_and_after_is_shown_without_a_gain(tmp_path: Path) -> None:
+    runs = [_run(tmp_path, name, validations) for name, validations in (("a_seed0", {0: [0, 1]}), ("b_seed0", {}))]
+    lines = [{"step": step, "episode/success_rate": 0.5, "timing_s/step": 90.0} for step in (1, 2)]
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [paired_gain(run) for run in runs] == [None, None]
+    assert gain_table(runs)[2:] == ["| a_seed0 | – | – | – | – | 3.0 |", "| b_seed0 | – | – | – | – | 0.0 |"]
+    assert comparison_table(runs, "a", "b")[2:] == []
+    pytest.importorskip("matplotlib")
+    draw(runs, ["a", "b"], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_sides_are_means_over_seeds_at_the_steps_that_all_seeds_have(tmp_path: Path) -> None:
