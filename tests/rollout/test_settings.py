@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from transformers import Qwen2Config
 from tests.rollout import tiny
 from verl.workers.rollout.base import SamplingSettings
 from verl.workers.rollout.factory import build_rollout_engine, import_engine
-from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint
+from verl.workers.rollout.model_fit import check_model, cpu_kv_cache_bytes, parallel_hint, sleep_hint
 from verl.workers.rollout.settings import EngineSettings, check_requests, engine_settings, sampling_settings
 from verl.workers.rollout.vllm_environment import import_vllm, prepare_environment
 
@@ -141,6 +142,15 @@ def test_a_hint_where_engines_of_one_gpu_would_sample_faster() -> None:
     assert "2.9 GiB of weights" in hint(2, 140) and "tensor_model_parallel_size=1 samples faster" in hint(2, 140)
     assert hint(2, 24) is not None  # a quarter of 14.4 GiB
     assert hint(2, 16) is None and hint(1, 140) is None
+
+
+def test_an_engine_that_takes_the_memory_of_activations_is_worth_a_hint() -> None:
+    awake = EngineSettings("model", device="cuda", free_cache_engine=False)
+    assert "7 of 28 layers" in sleep_hint(awake, 7, 28)
+    assert "actor_rollout_ref.rollout.free_cache_engine=true" in sleep_hint(awake, 28, 28)
+    assert sleep_hint(awake, 6, 28) is None
+    assert sleep_hint(dataclasses.replace(awake, free_cache_engine=True), 28, 28) is None
+    assert sleep_hint(dataclasses.replace(awake, device="cpu"), 28, 28) is None
 
 
 @pytest.mark.parametrize("changes", [{"temperature": -1}, {"top_p": 0.0}, {"top_k": 0}, {"max_tokens": 0}])

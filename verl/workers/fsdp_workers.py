@@ -29,7 +29,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.flops_counter import FlopsCounter
 from verl.utils.fs import copy_to_local
-from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group, reshard, to_torch_dtype
+from verl.utils.fsdp_utils import create_device_mesh, decoder_layers, ensure_process_group, reshard, to_torch_dtype
 from verl.utils.import_utils import import_external_libs
 from verl.utils.model import get_generation_config
 from verl.utils.tokenizer import hf_tokenizer
@@ -48,6 +48,7 @@ from verl.workers.role_models import (
 )
 from verl.workers.rollout.base import RolloutRequest, RolloutResult
 from verl.workers.rollout.factory import build_rollout_engine, import_engine
+from verl.workers.rollout.model_fit import sleep_hint
 from verl.workers.sharding_manager import HybridEngine
 from verl.workers.sharding_manager.hybrid_engine import memory_ledger
 from verl.workers.step_costs import StepCosts
@@ -79,6 +80,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         self.is_actor = "actor" in role
         self.is_rollout = "rollout" in role
         self.is_ref = "ref" in role
+        self._updates = 0
         self.device = choose_device(device)
         ensure_process_group(device)
         import_external_libs(config.model.external_lib)
@@ -255,7 +257,16 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         self.scheduler.step()
         if self.is_rollout:
             self.hybrid.mark_updated()
+            self._hint_sleep(int(metrics["perf/recomputed_layers/actor"]))
         return DataProto(meta_info={"metrics": metrics})
+
+    def _hint_sleep(self, recomputed: int) -> None:
+        """After the second update, the first one whose activations were measured before, say if sleep would pay."""
+        self._updates += 1
+        if self._updates == 2 and dist.get_rank() == 0:
+            hint = sleep_hint(self.engine.settings, recomputed, len(decoder_layers(self.module)))
+            if hint is not None:
+                logger.warning(hint)
 
     # -- rollout --------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,17 @@ def parallel_hint(config: PretrainedConfig, settings: EngineSettings, device_byt
     )
 
 
+def sleep_hint(settings: EngineSettings, recomputed: int, layers: int) -> str | None:
+    """What to say where an engine that stays awake leaves so little memory that a quarter of the trainer's layers or
+    more are recomputed in an update; None where not."""
+    if settings.device != "cuda" or settings.free_cache_engine or 4 * recomputed < layers:
+        return None
+    return (
+        f"{recomputed} of {layers} layers are recomputed in every update for want of memory, while the rollout engine "
+        f"keeps what it has: {_KEY}.free_cache_engine=true lets it give that back, for some tenths of a second a step"
+    )
+
+
 def cpu_kv_cache_bytes(config: PretrainedConfig, settings: EngineSettings) -> int:
     """Bytes of KV cache for a CPU engine.
 
