@@ -13,7 +13,7 @@ import pytest
 from verl.trainer.config import default_config
 from verl.utils.logger.aggregate_logger import LocalLogger, concat_dict_to_str
 from verl.utils.logger.wandb_backend import WandbLogger, has_credentials
-from verl.utils.tracking import Tracking, ValidationGenerationsLogger
+from verl.utils.tracking import Tracking, ValidationGenerationsLogger, import_packages
 
 
 @pytest.fixture(autouse=True)
@@ -202,3 +202,15 @@ def test_the_other_trackers_get_numbers_under_names_they_take(monkeypatch, tmp_p
     tracking.finish()
     assert calls == [("experiment", "p"), ("run", "e"), ("params", {"a.b": 1, "c": {}}),
                      ("metrics", {"val/pass_at_4": 0.5}, 3), ("end",)]
+
+
+@pytest.mark.parametrize("backends", ["swanlab", ["console", "clearml", "swanlab"]])
+def test_packages_are_imported_ahead_where_they_can_be(backends, monkeypatch, tmp_path) -> None:
+    (tmp_path / "swanlab.py").write_text("imported = True\n")
+    (tmp_path / "clearml.py").write_text("import no_such_package_of_clearml\n")
+    (tmp_path / "console.py").write_text("raise AssertionError('a tracker without a package')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "swanlab", raising=False)
+    import_packages(backends)
+    assert sys.modules.pop("swanlab").imported
+    assert "clearml" not in sys.modules

@@ -164,6 +164,9 @@ class TaskRunner:
             from verl.utils.external_lib import import_external_lib
             from verl.utils.fs import copy_to_local
             from verl.utils.tokenizer import hf_tokenizer
+            from verl.utils.tracking import import_packages
+
+            import_packages(config.trainer.logger)
 
         def build_envs() -> tuple[Any, Any]:
             with noted(f"from env.env_name={config.env.env_name}"):

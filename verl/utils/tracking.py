@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
 import os
@@ -27,8 +29,9 @@ from verl.utils.logger.wandb_backend import WandbLogger
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Tracking", "ValidationGenerationsLogger"]
+__all__ = ["Tracking", "ValidationGenerationsLogger", "import_packages"]
 
+_NAMED_LIKE_THEIR_PACKAGE = ("wandb", "mlflow", "swanlab", "clearml")
 GENERATION_COLUMNS = ("step", "input", "output", "score")
 
 
@@ -163,6 +166,14 @@ def _sample_values(sample: Any) -> tuple[str, str, float]:
     else:
         prompt, response, score = sample.prompt, sample.response, sample.score
     return str(prompt), str(response), float(score)
+
+
+def import_packages(backends: str | Sequence[str]) -> None:
+    """Import the packages of trackers ahead of time; what cannot be imported is reported when its tracker starts."""
+    for name in [backends] if isinstance(backends, str) else backends:
+        if name in _NAMED_LIKE_THEIR_PACKAGE:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 def _make_backend(
