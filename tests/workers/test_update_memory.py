@@ -27,10 +27,12 @@ MINIS = [np.array([0, 2, 4]), np.array([1, 3, 5, 6])]  # micro-batches of two ro
 def test_room_is_left_for_adams_moments_until_they_exist() -> None:
     layer = torch.nn.Linear(10, 5)
     optimizer = torch.optim.AdamW(layer.parameters())
-    assert optimizer_bytes_to_come(optimizer) == 2 * 4 * (10 * 5 + 5)
+    cpu, elsewhere = torch.device("cpu"), torch.device("cuda", 0)
+    assert optimizer_bytes_to_come(optimizer, cpu) == 2 * 4 * (10 * 5 + 5)
+    assert optimizer_bytes_to_come(optimizer, elsewhere) == 0
     layer(torch.ones(2, 10)).sum().backward()
     optimizer.step()
-    assert optimizer_bytes_to_come(optimizer) == 0
+    assert optimizer_bytes_to_come(optimizer, cpu) == 0
 
 
 def test_the_largest_micro_batch_is_one_that_runs() -> None:
@@ -81,7 +83,7 @@ def _memory(checkpointing: bool = True) -> ActivationMemory:
         hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=96,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return ActivationMemory(model)
@@ -145,8 +147,8 @@ def test_weights_that_a_forward_gathers_are_not_activations(gpu: Gpu, monkeypatc
     memory = _memory(checkpointing=False)
     monkeypatch.setattr(recompute, "gathered_bytes", lambda model: 1_000_000)
     for gathers, weights in ((True, 1_000_000), (False, 0)):
-        with memory.measured(100, gathers=gathers):
-            gpu.allocated += weights + 100 * LAYERS * 7
+        with memory.measured(9_000, gathers=gathers):
+            gpu.allocated += weights + 9_000 * LAYERS * 7
         assert memory.bytes_per_token == 7
 
 

@@ -14,8 +14,15 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from transformers import PretrainedConfig
 
-from verl.utils.fsdp_utils import decoder_layers, gathered_bytes, reduce_every_time, unreduced_bytes
+from verl.utils.fsdp_utils import (
+    compute_dtype,
+    decoder_layers,
+    gathered_bytes,
+    reduce_every_time,
+    unreduced_bytes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +34,31 @@ _RESERVE_BYTES = 8 << 30
 # Micro-batches are not made smaller than this: a GPU would wait for its host longer than recomputing takes.
 LEAST_TOKENS = 8192
 
+# Activations of micro-batches with fewer tokens are not measured.
+_TELLING_TOKENS = 2048
+
 
 def activation_bytes_per_token(model: nn.Module) -> float:
-    """Bytes one token leaves behind in one decoder layer without checkpointing, in bf16 (an upper estimate).
+    """Bytes one token leaves behind in one decoder layer without checkpointing (an upper estimate).
 
     Counted: norms and residuals (12 hidden-sized tensors), queries, keys, values and rotations, the attention's
-    output, and four tensors of the gated MLP. Measured on a Qwen2.5-1.5B shape: 107 kB, estimated 115 kB. Compiled
-    layers keep about three quarters of it.
+    output, and four tensors of the gated MLP. Measured on a Qwen2.5-1.5B shape in bf16: 107 kB, estimated 115 kB.
+    Compiled layers keep about three quarters of it.
     """
     config = model.config.get_text_config()
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     attention = head_dim * (3 * heads + 3 * kv_heads)
-    return 2.0 * (12 * config.hidden_size + attention + 4 * config.intermediate_size)
+    return float(compute_dtype(model).itemsize * (12 * config.hidden_size + attention + _mlp_numbers(config)))
+
+
+def _mlp_numbers(config: PretrainedConfig) -> int:
+    """Numbers a token leaves behind in an MLP; with experts, also the input and output of each that it goes to."""
+    hidden = config.hidden_size
+    width = getattr(config, "intermediate_size", None) or 4 * hidden  # families that do not name it have this size
+    experts = getattr(config, "num_experts_per_tok", None) or 0
+    expert_width = getattr(config, "moe_intermediate_size", None) or width
+    return max(4 * width, experts * (4 * expert_width + 2 * hidden))
 
 
 def activation_budget(free_bytes: float, measured: bool = False) -> float:
@@ -68,10 +87,16 @@ def must_reduce_at_once(
     return free_bytes - unreduced < _RESERVE_BYTES or more > num_layers // 10
 
 
-def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes that this rank's first step of Adam will allocate for good: two moments of each parameter; 0 after it."""
+def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Bytes of a device that this rank's first step of Adam will allocate for good: two moments of each parameter that
+    is there, and not in host memory, where FSDP offloads to; 0 after it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)]
-    return 2 * sum(_local_bytes(p) for p in parameters)
+    return 2 * sum(_local_bytes(p) for p in parameters if p.device.type == device.type)
+
+
+def gradient_bytes(model: nn.Module, device: torch.device) -> int:
+    """Bytes of a device that this rank's gradients take: as many as its shards of what is trained there."""
+    return sum(_local_bytes(p) for p in model.parameters() if p.requires_grad and p.device.type == device.type)
 
 
 def _local_bytes(parameter: torch.Tensor) -> int:
@@ -101,16 +126,19 @@ class ActivationMemory:
     Args:
         model: decoder layers that were built with gradient checkpointing may be recomputed, others never are.
         optimizer: room is left for the state that its first step allocates; None for one that keeps none.
+        device: where the model computes. None: where its parameters are, which must not be offloaded then.
 
     Attributes:
         bytes_per_token: what a token leaves behind in a layer, as measured; None before.
         adjustable: layers whose checkpointing ``fit`` switches.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, device: torch.device | None = None
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.device = next(model.parameters()).device
+        self.device = device or next(model.parameters()).device
         self.bytes_per_token: float | None = None
         self._layers = decoder_layers(model)
         self.adjustable = [m for m in self._layers if getattr(m, "gradient_checkpointing", False)]
@@ -174,6 +202,8 @@ class ActivationMemory:
     def measured(self, tokens: int, gathers: bool) -> Iterator[None]:
         """Measure what the forward pass inside the block leaves behind, if its micro-batch is not a small one.
 
+        In a small one, a filler for instance, what does not depend on the number of tokens would be a large part.
+
         Args:
             tokens: of the micro-batch.
             gathers: the pass gathers weights that stay gathered; what they take is not counted.
@@ -182,8 +212,9 @@ class ActivationMemory:
         yield
         kept = len(self._layers) - self.recomputed
         taken = allocated_bytes(self.device) - before - (gathered_bytes(self.model) if gathers else 0)
-        inputs = 2 * self.model.config.get_text_config().hidden_size * tokens * self.recomputed
-        if taken <= inputs or kept == 0 or 2 * tokens < self._planned_tokens:
+        width = compute_dtype(self.model).itemsize * self.model.config.get_text_config().hidden_size
+        inputs = width * tokens * self.recomputed
+        if taken <= inputs or kept == 0 or tokens < max(_TELLING_TOKENS, self._planned_tokens / 2):
             return
         self.bytes_per_token = max(self.bytes_per_token or 0.0, (taken - inputs) / (kept * tokens))
 
@@ -191,8 +222,8 @@ class ActivationMemory:
         free = free_bytes(self.device)
         if free is None:
             return None
-        free -= sum(map(_local_bytes, self.model.parameters())) + gathered_bytes(self.model)  # gradients, weights
-        return free - (optimizer_bytes_to_come(self.optimizer) if self.optimizer is not None else 0)
+        free -= gradient_bytes(self.model, self.device) + gathered_bytes(self.model)
+        return free - (optimizer_bytes_to_come(self.optimizer, self.device) if self.optimizer is not None else 0)
 
     def _bytes_per_token(self) -> float:
         return self.bytes_per_token or activation_bytes_per_token(self.model)

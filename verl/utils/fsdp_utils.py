@@ -111,6 +111,12 @@ def parameters_to_keep_gathered(device: str, dtype: torch.dtype) -> int:
     return int(_GATHERED_SHARE * torch.cuda.mem_get_info()[1]) // dtype.itemsize
 
 
+def compute_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype a model computes in, which may be narrower than that of its parameters."""
+    options = getattr(model, "sharding_options", None)
+    return (options.param_dtype if options is not None else None) or next(model.parameters()).dtype
+
+
 def gathered_bytes(model: nn.Module) -> int:
     """Bytes of weights that stay gathered during an update beside their shards; 0 for a model that frees them."""
     options = getattr(model, "sharding_options", None)

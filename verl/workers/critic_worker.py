@@ -57,8 +57,7 @@ class CriticWorker(CheckpointedWorker):
         self.state = OffloadedState(
             self.module, self.optimizer, self.device, fsdp.param_offload, fsdp.optimizer_offload
         )
-        self.critic = DataParallelPPOCritic(config, self.module, self.optimizer, self.response_length)
-        self.critic.device = self.device
+        self.critic = DataParallelPPOCritic(config, self.module, self.optimizer, self.response_length, self.device)
         self.flops = FlopsCounter(self.module.config)
         self.checkpoints = FSDPCheckpointManager(
             self.module,

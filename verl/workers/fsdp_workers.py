@@ -145,8 +145,8 @@ class ActorRolloutRefWorker(CheckpointedWorker):
             self.optimizer,
             log_prob_plan=MicroBatchPlan.of_section(config.rollout, "log_prob_", "actor_rollout_ref.rollout"),
             response_length=config.actor.loss_scale_factor or config.rollout.response_length,
+            device=self.device,
         )
-        self.actor.device = self.device
         self.flops = FlopsCounter(self.module.config)
         self.checkpoints = FSDPCheckpointManager(
             self.module,
@@ -177,8 +177,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         )
         self.reference_state = OffloadedState(module, None, self.device, fsdp.param_offload)
         plan = MicroBatchPlan.of_section(config.ref, "log_prob_", "actor_rollout_ref.ref")
-        self.reference = DataParallelPPOActor(config.actor, module, None, log_prob_plan=plan)
-        self.reference.device = self.device
+        self.reference = DataParallelPPOActor(config.actor, module, None, log_prob_plan=plan, device=self.device)
 
     def _policy_to_copy(self) -> nn.Module | None:
         """The policy if it holds what the reference would read: the same shards, in its dtype or in float32.

@@ -55,6 +55,7 @@ class DataParallelPPOActor(BasePPOActor):
         log_prob_plan: micro-batches of ``compute_log_prob``; None takes those of the update.
         response_length: ``data.max_response_length``, the constant of ``seq-mean-token-sum-norm``; None takes the
             width of the rows at hand.
+        device: where the model computes. None: where its parameters are, which must not be offloaded then.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class DataParallelPPOActor(BasePPOActor):
         actor_optimizer: torch.optim.Optimizer | None = None,
         log_prob_plan: MicroBatchPlan | None = None,
         response_length: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(config)
         self.actor_module = actor_module
@@ -71,8 +73,8 @@ class DataParallelPPOActor(BasePPOActor):
         self.update_plan = MicroBatchPlan.of_section(config, "ppo_", "actor_rollout_ref.actor", "use_dynamic_bsz")
         self.log_prob_plan = log_prob_plan or self.update_plan
         self.response_length = response_length
-        self.device = next(actor_module.parameters()).device
-        self.memory = ActivationMemory(actor_module, actor_optimizer)
+        self.device = device or next(actor_module.parameters()).device
+        self.memory = ActivationMemory(actor_module, actor_optimizer, self.device)
         self._may_hint = self.device.type == "cuda" and dist.get_rank() == 0
         self.step_seconds: list[float] = []  # of the last update's steps, each until its gradients were known
         self.profile_path: Path | None = None  # where the next update records its second step, or its only one

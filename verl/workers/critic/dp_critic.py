@@ -42,6 +42,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         critic_module: a model with the packed value head of ``verl.models.heads``.
         critic_optimizer: its optimiser.
         response_length: the constant of ``seq-mean-token-sum-norm``; None takes the width of the rows at hand.
+        device: where the model computes. None: where its parameters are, which must not be offloaded then.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         critic_module: nn.Module,
         critic_optimizer: torch.optim.Optimizer,
         response_length: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(config)
         self.critic_module = critic_module
@@ -57,8 +59,8 @@ class DataParallelPPOCritic(BasePPOCritic):
         self.response_length = response_length
         self.update_plan = MicroBatchPlan.of_section(config, "ppo_", "critic", "use_dynamic_bsz")
         self.forward_plan = MicroBatchPlan.of_section(config, "forward_", "critic", "use_dynamic_bsz")
-        self.device = next(critic_module.parameters()).device
-        self.memory = ActivationMemory(critic_module, critic_optimizer)
+        self.device = device or next(critic_module.parameters()).device
+        self.memory = ActivationMemory(critic_module, critic_optimizer, self.device)
         self.guard = GuardedOptimizer(critic_module, critic_optimizer, config.grad_clip)
 
     @torch.no_grad()
