@@ -24,7 +24,7 @@ from verl.utils.fsdp_utils import (
     ensure_process_group,
     gathered_bytes,
     parameters_to_keep_gathered,
-    reduce_every_time,
+    reduce_gradients_once,
     unreduced_bytes,
 )
 from verl.workers.actor import DataParallelPPOActor
@@ -114,15 +114,17 @@ def test_two_ranks_gather_and_reduce_a_small_model_once_a_step(model_path: str) 
     once = (STEPS, STEPS, 4 * count)  # full gradients in float32
     short_of_memory = (STEPS, micro_batches, 0)
     every_time = (2 * micro_batches, micro_batches, 0)  # gathered for forward and backward
-    assert run_ranks(_calls_of_updates, 2, model_path) == [(once, short_of_memory, every_time)] * 2
+    assert run_ranks(_calls_of_updates, 2, model_path) == [(once, short_of_memory, once, every_time)] * 2
 
 
 def _calls_of_updates(path: str) -> tuple[tuple[int, int, int], ...]:
-    """Of a small model, of the same one once it is short of memory, and of one that is not small."""
+    """Of a small model, of the same one while it is short of memory and after that, and of one that is not small."""
     small, large = (_actor(path, "bfloat16", True, gathered_below=below) for below in (SMALL_MODEL, 0))
-    once = _calls_of_an_update(small)
-    reduce_every_time(small.actor_module)
-    return once, _calls_of_an_update(small), _calls_of_an_update(large)
+    calls = []
+    for once in (True, False, True):
+        reduce_gradients_once(small.actor_module, once)
+        calls.append(_calls_of_an_update(small))
+    return *calls, _calls_of_an_update(large)
 
 
 def _calls_of_an_update(actor: DataParallelPPOActor) -> tuple[int, int, int]:

@@ -183,13 +183,13 @@ def test_activations_are_measured_and_take_no_more_than_estimated(tmp_path: Path
     assert actor.update_policy(rows)["perf/recomputed_layers/actor"] == 0
     measured, estimated = actor.memory.bytes_per_token, activation_bytes_per_token(actor.actor_module)
     assert measured is not None and 0.4 * estimated < measured < 1.05 * estimated
-    tokens = actor.update_plan.most_tokens(RaggedRows(rows).lengths, [np.arange(len(rows))])
+    ((tokens, _),) = actor.update_plan.sizes(RaggedRows(rows).lengths, [np.arange(len(rows))])
     assert torch.cuda.max_memory_allocated(DEVICE) - before > 6 * measured * tokens
     for count in (3, 6):  # the rest is measured as before where some layers are recomputed, and nothing where all are
         for index, layer in enumerate(actor.memory.adjustable):
             layer.gradient_checkpointing = index < count
         actor.memory.bytes_per_token, fits = None, actor.memory.fit
-        actor.memory.fit = lambda tokens, count=count: count
+        actor.memory.fit = lambda sizes, count=count: count
         actor.update_policy(rows)
         actor.memory.fit = fits
         found = actor.memory.bytes_per_token

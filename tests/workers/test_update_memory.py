@@ -7,12 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.workers.ranks import run_ranks
 from verl.models import recompute
 from verl.models.compile_threads import share_compile_threads
-from verl.models.recompute import LEAST_TOKENS, ActivationMemory, activation_bytes_per_token, optimizer_bytes_to_come
-from verl.utils.fsdp_utils import ensure_process_group
+from verl.models.recompute import ActivationMemory, activation_bytes_per_token, optimizer_bytes_to_come
+from verl.utils.fsdp_utils import decoder_layers, ensure_process_group
 from verl.workers import device_state
 from verl.workers.device_state import growing_segments
 from verl.workers.step_costs import StepCosts
@@ -35,11 +37,11 @@ def test_room_is_left_for_adams_moments_until_they_exist() -> None:
     assert optimizer_bytes_to_come(optimizer, cpu) == 0
 
 
-def test_the_largest_micro_batch_is_one_that_runs() -> None:
-    assert ROWS.most_tokens(LENGTHS, MINIS) == 400
-    assert TOKENS.most_tokens(LENGTHS, MINIS) == 690  # each mini-batch fits whole
-    assert dataclasses.replace(TOKENS, max_tokens=350).most_tokens(LENGTHS, MINIS) == 400  # a row by itself
-    assert ROWS.most_tokens(np.zeros(0, dtype=np.int64), []) == 1
+def test_sizes_are_those_of_the_micro_batches_that_run() -> None:
+    assert ROWS.sizes(LENGTHS, MINIS) == [[120, 400], [330, 360]]
+    assert TOKENS.sizes(LENGTHS, MINIS) == [[520], [690]]  # each mini-batch fits whole
+    assert dataclasses.replace(TOKENS, max_tokens=350).sizes(LENGTHS, MINIS) == [[120, 400], [340, 350]]  # 400 alone
+    assert ROWS.sizes(np.zeros(0, dtype=np.int64), []) == []
 
 
 def test_half_empty_micro_batches_are_worth_a_hint() -> None:
@@ -49,12 +51,6 @@ def test_half_empty_micro_batches_are_worth_a_hint() -> None:
     assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000" in hint
     assert dataclasses.replace(ROWS, max_tokens=600).hint(LENGTHS, MINIS) is None
     assert TOKENS.hint(LENGTHS, MINIS) is None
-
-
-def test_a_plan_within_fewer_tokens_splits_into_more() -> None:
-    assert TOKENS.within(400).most_tokens(LENGTHS, MINIS) == 400
-    assert TOKENS.within(5000) == TOKENS
-    assert ROWS.within(400).split(LENGTHS) == ROWS.split(LENGTHS)
 
 
 LAYERS = 4
@@ -89,58 +85,93 @@ def _memory(checkpointing: bool = True) -> ActivationMemory:
     return ActivationMemory(model)
 
 
-def _free(memory: ActivationMemory, activations: float, share: float) -> float:
-    """Free bytes of which so many are left for activations: 8 GiB and gradients stay free, and a share of the rest."""
+def _free(memory: ActivationMemory, tokens: float, recomputed: int, share: float) -> float:
+    """Free bytes of which a micro-batch of so many tokens takes all that an update may take."""
     gradients = sum(p.nbytes for p in memory.model.parameters())
-    return (activations + 8 * GIB) / share + gradients
+    return memory._memory().needed(tokens, recomputed) / share + gradients
 
 
 def test_without_a_limit_of_memory_nothing_changes() -> None:
     memory = _memory()
-    assert memory.tokens_that_fit(50_000) == 50_000
-    assert memory.fit(50_000) == LAYERS
+    assert memory.cheapest_limit(50_000, lambda tokens: [[tokens]]) == 50_000
+    assert memory.fit([[50_000]]) == LAYERS
     with memory.measured(50_000, gathers=True):
         pass
     assert memory.bytes_per_token is None
 
 
-def test_micro_batches_become_smaller_before_layers_are_recomputed(gpu: Gpu) -> None:
+def test_as_many_layers_are_recomputed_as_the_free_memory_asks_for(gpu: Gpu) -> None:
     memory = _memory()
-    a_token = LAYERS * activation_bytes_per_token(memory.model)
-    gpu.free = _free(memory, 10_000.5 * a_token, share=0.85)
-    assert memory.tokens_that_fit(9_000) == 9_000
-    assert memory.tokens_that_fit(16_384) == 10_000
-    assert memory.fit(10_000) == 0
-    assert memory.fit(20_000) == 2
-    gpu.free = _free(memory, 4_096.5 * a_token, share=0.85)
-    assert memory.tokens_that_fit(16_384) == LEAST_TOKENS == 8_192
-    assert memory.tokens_that_fit(5_000) == 5_000
-    assert memory.fit(8_192) == 2
+    gpu.free = _free(memory, 10_000, recomputed=0, share=0.85) + 1
+    assert memory.fit([[9_000, 10_000], [3_000]]) == 0
+    assert 1 <= memory.fit([[10_500]]) <= LAYERS
+    gpu.free = _free(memory, 10_000, recomputed=2, share=0.85) + 1
+    assert memory.fit([[10_000]]) == 2
+    assert [layer.gradient_checkpointing for layer in decoder_layers(memory.model)] == [True, True, False, False]
     gpu.free = 0.0
-    assert memory.tokens_that_fit(16_384) == LEAST_TOKENS
-    assert memory.fit(8_192) == LAYERS
+    assert memory.fit([[10_000]]) == LAYERS
+
+
+def test_micro_batches_become_smaller_where_that_costs_less(gpu: Gpu) -> None:
+    memory = _memory()
+    memory._launches = 100.0  # as if layers were large
+
+    def split(tokens: int) -> list[list[int]]:
+        return [[16_000]] if tokens >= 16_000 else [[8_000, 8_000]] if tokens >= 8_000 else [[4_000] * 4]
+
+    gpu.free = _free(memory, 16_000, recomputed=0, share=0.85) + 1
+    assert memory.cheapest_limit(20_000, split) == 20_000
+    gpu.free = _free(memory, 8_000, recomputed=0, share=0.85) + 1
+    assert 8_000 <= memory.cheapest_limit(20_000, split) < 16_000
+    memory._launches = 1e6
+    assert memory.cheapest_limit(20_000, split) == 20_000
 
 
 def test_layers_without_checkpointing_are_never_recomputed(gpu: Gpu) -> None:
     memory = _memory(checkpointing=False)
-    assert memory.tokens_that_fit(16_384) == LEAST_TOKENS
-    assert memory.fit(8_192) == 0
+    assert memory.fit([[8_192]]) == 0
+    gpu.free = _free(memory, 4_000, recomputed=0, share=0.85) + 1
+    assert memory.cheapest_limit(16_384, lambda tokens: [[tokens] * (16_384 // tokens)]) < 4_000
 
 
 def test_what_a_forward_leaves_behind_takes_the_place_of_the_estimate(gpu: Gpu) -> None:
     memory = _memory()
     estimate = activation_bytes_per_token(memory.model)
-    gpu.free = _free(memory, 10_000.5 * LAYERS * estimate, share=0.85)
-    assert memory.fit(20_000) == 2
-    gpu.free = _free(memory, 10_000.5 * LAYERS * estimate, share=0.95)
+    gpu.free = _free(memory, 20_000, recomputed=2, share=0.85) + 1
+    assert memory.fit([[20_000]]) == 2
     for tokens, taken in ((9_000, 1.0), (20_000, 0.5), (10_000, 0.25)):  # the first has too few tokens to say much
         with memory.measured(tokens, gathers=False):
             inputs = 2 * tokens * 2 * 64  # two layers keep their bf16 inputs alone
             gpu.allocated += int(2 * tokens * taken * estimate) + inputs
     assert memory.bytes_per_token == pytest.approx(0.5 * estimate, rel=1e-6)
-    assert memory.tokens_that_fit(40_000) == 20_001
-    assert memory.fit(20_001) == 0
-    assert memory.fit(25_000) == 1
+    gpu.free = _free(memory, 20_000, recomputed=0, share=0.95) + 1
+    assert memory.fit([[20_000]]) == 0
+    gpu.free = _free(memory, 20_000, recomputed=1, share=0.95) + 1
+    assert memory.fit([[20_000]]) == 1
+
+
+def test_only_what_is_trained_has_gradients(gpu: Gpu) -> None:
+    memory = _memory()
+    before = memory._free()
+    memory.model.model.embed_tokens.weight.requires_grad_(False)
+    assert memory._free() - before == pytest.approx(0.85 * 96 * 64 * 2)
+
+
+def test_two_ranks_agree_though_their_memory_and_rows_differ() -> None:
+    first, second = run_ranks(_fit_on_a_rank, 2)
+    assert first == second and first[0] < 16_384 and first[1] > 0
+
+
+def _fit_on_a_rank() -> tuple[int, int]:
+    memory, rank = _memory(), dist.get_rank()
+    memory._launches = 100.0
+    room = (30_000, 5_000)[rank]
+    recompute.free_bytes = lambda device: _free(memory, room, recomputed=0, share=0.85) + 1
+    memory.adjustable = []  # so that only smaller micro-batches help
+    lengths = np.random.default_rng(rank).integers(500, 900, 32)
+    plan = MicroBatchPlan(True, 16_384, None, "actor_rollout_ref.actor.ppo_").fitted(memory, lengths, [np.arange(32)])
+    memory.adjustable = list(decoder_layers(memory.model))
+    return plan.max_tokens, memory.fit([[(4_000, 6_000)[rank]]])
 
 
 def test_weights_that_a_forward_gathers_are_not_activations(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import torch
 from transformers import Qwen2Config
 
 from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
-from verl.models.recompute import layers_to_recompute, must_reduce_at_once
 from verl.protocol import DataProto
 from verl.utils import torch_functional as F
 from verl.utils.flops_counter import FlopsCounter, get_device_flops
@@ -182,24 +181,6 @@ def test_flops_of_a_known_shape() -> None:
     assert head == 6 * 100 * 1536 * 151936
     attention = counter.training_flops([1000], 0) - 1000 / 2 * counter.training_flops([1, 1], 0)
     assert attention == pytest.approx(6 * 28 * 1536 * 1000**2, rel=1e-2)
-
-
-def test_only_layers_that_do_not_fit_are_recomputed() -> None:
-    gib = 2.0**30
-    assert layers_to_recompute(28, 1 * gib, 120 * gib) == 0
-    assert layers_to_recompute(28, 2 * gib, 40 * gib) == 28 - 13
-    assert layers_to_recompute(28, 2 * gib, 5 * gib) == 28
-    assert layers_to_recompute(28, 2 * gib, 40 * gib, measured=True) == 28 - 15  # 0.95 of it, less 8
-
-
-def test_full_gradients_wait_only_where_they_cost_little_memory() -> None:
-    gib = 2.0**30
-    assert not must_reduce_at_once(6 * gib, 28, 20 * gib, 14 * gib)  # all layers are recomputed either way
-    assert must_reduce_at_once(6 * gib, 28, 20 * gib, 13.9 * gib)  # 8 GiB have to stay for the head
-    assert not must_reduce_at_once(0, 28, 20 * gib, 1 * gib)
-    # Of 30 layers of 1 GiB, 0.85 * 40 - 8 = 26 fit; with 3 GiB of gradients 23 do, with 5 GiB 21.
-    assert not must_reduce_at_once(3 * gib, 30, gib, 40 * gib)
-    assert must_reduce_at_once(5 * gib, 30, gib, 40 * gib)
 
 
 @pytest.mark.parametrize(

@@ -1,38 +1,45 @@
-"""What an update does where the activations of its micro-batches do not fit the memory of a GPU.
+"""Fits the micro-batches of an update into the memory of a GPU.
 
 Recomputing every layer in the backward pass costs a third of its time and of the forward's, and a micro-batch that fits
-without is a common case on large GPUs. So only as many decoder layers are recomputed as memory asks for, and before any
-is, micro-batches that are filled by tokens become smaller.
+without is a common case on large GPUs. So only as many decoder layers are recomputed as memory asks for, and where
+micro-batches are filled by tokens, smaller ones are weighed against that (``verl.models.memory_plan``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from transformers import PretrainedConfig
 
+from verl.models.memory_plan import (
+    Sizes,
+    UpdateMemory,
+    cheapest_way,
+    costs_by_limit,
+    largest_of,
+    launch_tokens,
+)
 from verl.utils.fsdp_utils import (
     compute_dtype,
     decoder_layers,
     gathered_bytes,
-    reduce_every_time,
+    reduce_gradients_once,
+    unit_bytes,
     unreduced_bytes,
 )
 
 logger = logging.getLogger(__name__)
 
-# Shares of the free memory that activations may take, by the estimate of their size and once it was measured, and what
-# the output head and temporaries need beside them.
+# Shares of the free memory that an update may take, with the size of activations estimated and measured.
 _SHARE, _SHARE_MEASURED = 0.85, 0.95
-_RESERVE_BYTES = 8 << 30
 
-# Micro-batches are not made smaller than this: a GPU would wait for its host longer than recomputing takes.
-LEAST_TOKENS = 8192
+# The output head: two chunks of logits in float32, one in the compute dtype, and the gradient of its weights.
+_HEAD_BYTES = 4 << 30
 
 # Activations of micro-batches with fewer tokens are not measured.
 _TELLING_TOKENS = 2048
@@ -59,32 +66,6 @@ def _mlp_numbers(config: PretrainedConfig) -> int:
     experts = getattr(config, "num_experts_per_tok", None) or 0
     expert_width = getattr(config, "moe_intermediate_size", None) or width
     return max(4 * width, experts * (4 * expert_width + 2 * hidden))
-
-
-def activation_budget(free_bytes: float, measured: bool = False) -> float:
-    """Bytes that activations may take out of ``free_bytes``; more if their size was ``measured``, not estimated."""
-    return max(0.0, (_SHARE_MEASURED if measured else _SHARE) * free_bytes - _RESERVE_BYTES)
-
-
-def layers_to_recompute(num_layers: int, bytes_per_layer: float, free_bytes: float, measured: bool = False) -> int:
-    """How many of ``num_layers`` must be recomputed so that the activations of the others fit."""
-    fitting = int(activation_budget(free_bytes, measured) / max(bytes_per_layer, 1.0))
-    return num_layers - min(num_layers, fitting)
-
-
-def must_reduce_at_once(
-    unreduced: float, num_layers: int, bytes_per_layer: float, free_bytes: float, measured: bool = False
-) -> bool:
-    """Whether ``unreduced`` bytes of full gradients leave too little memory for what they save.
-
-    That is, less than the head needs, or so little that more than a tenth of the layers would be recomputed for them: a
-    recomputed layer costs a third of its time, reductions in every micro-batch some tenth of an update's.
-    """
-    if unreduced <= 0:
-        return False
-    more = layers_to_recompute(num_layers, bytes_per_layer, free_bytes - unreduced, measured)
-    more -= layers_to_recompute(num_layers, bytes_per_layer, free_bytes, measured)
-    return free_bytes - unreduced < _RESERVE_BYTES or more > num_layers // 10
 
 
 def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
@@ -118,7 +99,7 @@ def allocated_bytes(device: torch.device) -> int:
 
 
 class ActivationMemory:
-    """Fits the micro-batches of a model's updates into the memory there is. No effect on a CPU.
+    """Decides how an update fits into memory: limits of tokens, recomputed layers, gradients. No effect on a CPU.
 
     How many bytes a token leaves behind is estimated from the model's shape for the first update, and measured in its
     forward passes for all that follow: compiled layers keep less than others, a head with many answer tokens more.
@@ -142,55 +123,62 @@ class ActivationMemory:
         self.bytes_per_token: float | None = None
         self._layers = decoder_layers(model)
         self.adjustable = [m for m in self._layers if getattr(m, "gradient_checkpointing", False)]
-        self._planned_tokens = 0
-        self._logged = -1
+        self._unreduced = unreduced_bytes(model)
+        parameters = sum(p.numel() for layer in self._layers for p in layer.parameters())
+        self._launches = launch_tokens(len(self._layers), parameters)
+        self._largest = 0
+        self._logged: tuple[int, bool] | None = None
 
-    def tokens_that_fit(self, limit: int) -> int:
-        """``limit``, or fewer where no layer could keep its activations otherwise; at least ``LEAST_TOKENS`` of it.
+    def cheapest_limit(self, limit: int, split: Callable[[int], Sizes]) -> int:
+        """The number of tokens, at most ``limit``, to which micro-batches are best filled. Collective.
 
-        Collective. Call it with gradients and gathered parameters out of memory, as ``fit``.
+        Call it with gradients and gathered parameters out of memory, as ``fit``.
+
+        Args:
+            split: the micro-batches of this rank, were they filled up to so many tokens.
+
+        Returns:
+            the same on all ranks; ``limit`` on a CPU.
         """
         free = self._free()
         if free is None:
             return limit
-        budget = activation_budget(free - unreduced_bytes(self.model), self.bytes_per_token is not None)
-        fitting = int(budget / (len(self._layers) * self._bytes_per_token()))
-        agreed = torch.tensor(max(fitting, LEAST_TOKENS), device=self.device)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
-        return min(limit, int(agreed))
+        limits, costs = costs_by_limit(limit, split, self._memory(), free, self._unreduced, self._launches)
+        agreed = torch.tensor(costs, dtype=torch.float64, device=self.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return limits[int(agreed.argmin())]
 
-    def fit(self, tokens: int) -> int:
-        """Switch checkpointing on for the first layers only, as many as a micro-batch of ``tokens`` needs. Collective.
+    def fit(self, sizes: Sizes) -> int:
+        """Switch checkpointing on for the first layers only, as many as the largest micro-batch needs. Collective.
 
-        Call it with gradients and gathered parameters out of memory. Gradients that were to be reduced once a step, in
-        full size until then, are reduced in every micro-batch from then on if memory is too small for them. On CPU
-        every layer stays as the config has it.
+        Call it with gradients and gathered parameters out of memory. Gradients that could be reduced once a step, in
+        full size until then, are reduced in every micro-batch of this update if that costs less. On CPU every layer
+        stays as the config has it.
 
         Args:
-            tokens: of the largest micro-batch on this rank.
+            sizes: the micro-batches of this rank.
 
         Returns:
             the number of recomputed layers, the same on all ranks.
         """
-        self._planned_tokens = tokens
+        self._largest = largest_of(sizes)
         free = self._free()
         if free is None:
             return self.recomputed
-        measured = self.bytes_per_token is not None
-        unreduced = unreduced_bytes(self.model)
-        layer_bytes = tokens * self._bytes_per_token()
-        tight = must_reduce_at_once(unreduced, len(self._layers), layer_bytes, free, measured)
-        free -= 0 if tight else unreduced
-        count = layers_to_recompute(len(self._layers), layer_bytes, free, measured)
-        agreed = torch.tensor([count, tight], device=self.device)
+        memory = self._memory()
+        _, at_once = cheapest_way(sizes, memory, free, self._unreduced, self._launches)
+        agreed = torch.tensor(at_once, dtype=torch.int64, device=self.device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-        count, tight = agreed.tolist()
-        if tight:
-            reduce_every_time(self.model)
-            logger.info("gradients are reduced in every micro-batch: in full size they would leave too little memory")
+        at_once = bool(agreed)
+        if self._unreduced:
+            reduce_gradients_once(self.model, not at_once)
+        agreed = torch.tensor(
+            memory.recomputed(self._largest, free - (0 if at_once else self._unreduced)), device=self.device
+        )
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         for index, layer in enumerate(self.adjustable):
-            layer.gradient_checkpointing = index < count
-        self._log(self.recomputed, tokens)
+            layer.gradient_checkpointing = index < int(agreed)
+        self._log(self.recomputed, at_once)
         return self.recomputed
 
     @property
@@ -212,24 +200,38 @@ class ActivationMemory:
         yield
         kept = len(self._layers) - self.recomputed
         taken = allocated_bytes(self.device) - before - (gathered_bytes(self.model) if gathers else 0)
-        width = compute_dtype(self.model).itemsize * self.model.config.get_text_config().hidden_size
-        inputs = width * tokens * self.recomputed
-        if taken <= inputs or kept == 0 or tokens < max(_TELLING_TOKENS, self._planned_tokens / 2):
+        inputs = self._input_bytes() * tokens * self.recomputed
+        if taken <= inputs or kept == 0 or tokens < max(_TELLING_TOKENS, self._largest / 2):
             return
         self.bytes_per_token = max(self.bytes_per_token or 0.0, (taken - inputs) / (kept * tokens))
 
+    def _memory(self) -> UpdateMemory:
+        return UpdateMemory(
+            layers=len(self._layers),
+            kept=self.bytes_per_token or activation_bytes_per_token(self.model),
+            inputs=self._input_bytes(),
+            fixed=_HEAD_BYTES + unit_bytes(self.model),
+            may_recompute=bool(self.adjustable),
+        )
+
+    def _input_bytes(self) -> float:
+        """What a token leaves behind in a layer that is recomputed: its hidden state."""
+        return float(compute_dtype(self.model).itemsize * self.model.config.get_text_config().hidden_size)
+
     def _free(self) -> float | None:
+        """Bytes that an update may take beside weights, the gradients of this rank, and the optimiser's state."""
         free = free_bytes(self.device)
         if free is None:
             return None
         free -= gradient_bytes(self.model, self.device) + gathered_bytes(self.model)
-        return free - (optimizer_bytes_to_come(self.optimizer, self.device) if self.optimizer is not None else 0)
+        free -= optimizer_bytes_to_come(self.optimizer, self.device) if self.optimizer is not None else 0
+        return (_SHARE if self.bytes_per_token is None else _SHARE_MEASURED) * free
 
-    def _bytes_per_token(self) -> float:
-        return self.bytes_per_token or activation_bytes_per_token(self.model)
-
-    def _log(self, count: int, tokens: int) -> None:
+    def _log(self, count: int, at_once: bool) -> None:
         """Say what came out where it is not what was said last."""
-        if count != self._logged:
-            self._logged = count
-            logger.info("%d of %d layers are recomputed for %d tokens at a time", count, len(self._layers), tokens)
+        if (count, at_once) == self._logged:
+            return
+        self._logged = (count, at_once)
+        logger.info("%d of %d layers are recomputed for %d tokens at a time", count, len(self._layers), self._largest)
+        if at_once:
+            logger.info("gradients are reduced in every micro-batch: in full size they would leave too little memory")

@@ -134,6 +134,28 @@ def unreduced_bytes(model: nn.Module) -> int:
     return sum(p.numel() * (options.reduce_dtype or options.param_dtype or p.dtype).itemsize for p in trained)
 
 
+def unit_bytes(model: nn.Module) -> int:
+    """Bytes that FSDP takes for the units at work in an update: the root and two layers, or a small model as a whole.
+
+    Their gradients in the dtypes of compute and reduction, and their weights; without what ``gathered_bytes`` and
+    ``unreduced_bytes`` count. 0 for a model that is not sharded.
+    """
+    options = getattr(model, "sharding_options", None)
+    if options is None:
+        return 0
+    layers = [layer for layer in decoder_layers(model) if isinstance(layer, FSDPModule)]
+    at_rest = {parameter for layer in layers[2:] for parameter in layer.parameters()}
+    total = 0
+    for parameter in set(model.parameters()) - at_rest:
+        compute = (options.param_dtype or parameter.dtype).itemsize
+        reduce = (options.reduce_dtype or options.param_dtype or parameter.dtype).itemsize
+        size = compute if options.reshard_after_forward else 0
+        if parameter.requires_grad:
+            size += compute + (0 if options.reduce_once else reduce)
+        total += size * parameter.numel()
+    return total
+
+
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformers model, in order.
 
@@ -200,10 +222,11 @@ def begin_micro_batch(model: nn.Module, last: bool) -> None:
         model.set_requires_gradient_sync(last)
 
 
-def reduce_every_time(model: nn.Module) -> None:
-    """Take ``reduce_once`` back, for good: full gradients leave too little memory. Call it between steps."""
-    model.sharding_options = replace(model.sharding_options, reduce_once=False)
-    model.set_requires_gradient_sync(True)
+def reduce_gradients_once(model: nn.Module, once: bool) -> None:
+    """Choose, for a model that ``shard_model`` gave ``reduce_once``, between that and every micro-batch; between steps.
+    """
+    model.sharding_options = replace(model.sharding_options, reduce_once=once)
+    model.set_requires_gradient_sync(True)  # begin_micro_batch says otherwise
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

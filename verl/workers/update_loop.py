@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
 from verl.models.packing import PackedRows
+from verl.models.recompute import ActivationMemory
 from verl.protocol import DataProto
 from verl.workers.rows import RaggedRows
 
@@ -62,20 +63,25 @@ class MicroBatchPlan:
             raise ValueError(f"set {self.key}micro_batch_size_per_gpu, or use_dynamic_bsz=True to fill by tokens")
         return split_evenly(lengths.tolist(), self.rows)
 
-    def within(self, tokens: int) -> MicroBatchPlan:
-        """This plan with at most so many tokens; one that counts rows stays as it is."""
-        return replace(self, max_tokens=min(tokens, self.max_tokens))
+    def sizes(self, lengths: np.ndarray, minis: list[np.ndarray]) -> list[list[int]]:
+        """Tokens of each micro-batch of each of these mini-batches of rows of these lengths."""
+        return [[int(lengths[members][group].sum()) for group in self.split(lengths[members])] for members in minis]
 
-    def most_tokens(self, lengths: np.ndarray, minis: list[np.ndarray]) -> int:
-        """Tokens of the largest micro-batch over the rows of these lengths, cut into these mini-batches."""
-        groups = [members[group] for members in minis for group in self.split(lengths[members])]
-        return max((int(lengths[group].sum()) for group in groups), default=1)
+    def fitted(self, memory: ActivationMemory, lengths: np.ndarray, minis: list[np.ndarray]) -> MicroBatchPlan:
+        """This plan with as many tokens a micro-batch as cost the least time in the memory there is, at most
+        ``max_tokens``. Collective. One that counts rows stays as it is."""
+        if not self.use_dynamic_bsz:
+            return self
+        limit = memory.cheapest_limit(
+            self.max_tokens, lambda tokens: replace(self, max_tokens=tokens).sizes(lengths, minis)
+        )
+        return replace(self, max_tokens=limit)
 
     def hint(self, lengths: np.ndarray, minis: list[np.ndarray]) -> str | None:
         """What to set for fuller micro-batches, where a fixed number of rows leaves them less than half full."""
         if self.use_dynamic_bsz:
             return None
-        mean = int(lengths.sum()) / max(1, sum(len(self.split(lengths[members])) for members in minis))
+        mean = int(lengths.sum()) / max(1, sum(map(len, self.sizes(lengths, minis))))
         if 2 * mean > self.max_tokens:
             return None
         return (

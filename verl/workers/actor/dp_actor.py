@@ -128,8 +128,8 @@ class DataParallelPPOActor(BasePPOActor):
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
         self._hint_once(rows, minis)
-        plan = self.update_plan.within(self.memory.tokens_that_fit(self.update_plan.max_tokens))
-        recomputed = self.memory.fit(plan.most_tokens(rows.lengths, minis))
+        plan = self.update_plan.fitted(self.memory, rows.lengths, minis)
+        recomputed = self.memory.fit(plan.sizes(rows.lengths, minis))
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []

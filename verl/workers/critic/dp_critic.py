@@ -90,8 +90,8 @@ class DataParallelPPOCritic(BasePPOCritic):
         rows = RaggedRows(data)
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
-        plan = self.update_plan.within(self.memory.tokens_that_fit(self.update_plan.max_tokens))
-        recomputed = self.memory.fit(plan.most_tokens(rows.lengths, minis))
+        plan = self.update_plan.fitted(self.memory, rows.lengths, minis)
+        recomputed = self.memory.fit(plan.sizes(rows.lengths, minis))
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
