@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import GPT2Config, MixtralConfig, PretrainedConfig, Qwen2ForCausalLM
 
 from tests.workers.tiny import actor_config, embedded_config, tiny_config
@@ -14,7 +15,7 @@ from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
 from verl.models.recompute import ActivationMemory, activation_bytes_per_token, gradient_bytes
-from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
+from verl.utils.fsdp_utils import ShardingOptions, begin_micro_batch, create_device_mesh, ensure_process_group
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.critic import DataParallelPPOCritic
 
@@ -65,6 +66,25 @@ def test_only_what_is_trained_has_gradients(tmp_path: Path, kind: str) -> None:
     assert gradient_bytes(model, torch.device("cpu")) == 4 * (2 * layer + (64 + 1 if kind == "value" else 0))
     assert gradient_bytes(model, GPU) == 0  # none where the parameters are not: FSDP offloads both
     assert len(ActivationMemory(model).adjustable) == 2
+
+
+@pytest.mark.parametrize(("dtype", "reduce_dtype", "width"), [
+    (torch.float32, torch.float32, 4), (torch.bfloat16, torch.float32, 4), (torch.bfloat16, None, 2),
+])  # fmt: skip
+def test_a_single_rank_adds_its_gradients_up_in_the_dtype_of_reduction(
+    tmp_path: Path, dtype: torch.dtype, reduce_dtype: torch.dtype | None, width: int
+) -> None:
+    options = ShardingOptions(torch.bfloat16 if dtype == torch.float32 else None, reduce_dtype)
+    model = _model(tmp_path, tiny_config(), options, dtype=dtype)
+    count = sum(p.numel() for p in model.parameters())
+    assert gradient_bytes(model, torch.device("cpu")) == width * count
+    begin_micro_batch(model, last=False)
+    model(torch.arange(4)[None]).logits.sum().backward()
+    units = [module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)]
+    held = [p.unsharded_accumulated_grad for unit in units for p in unit.fsdp_params]
+    if held[0] is None:  # it need not be another dtype
+        held = [p._unsharded_param.grad for unit in units for p in unit.fsdp_params]
+    assert sum(gradient.nbytes for gradient in held) == width * count
 
 
 def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,15 @@ def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer, device: torch.devi
 
 
 def gradient_bytes(model: nn.Module, device: torch.device) -> int:
-    """Bytes of a device that this rank's gradients take: as many as its shards of what is trained there."""
-    return sum(_local_bytes(p) for p in model.parameters() if p.requires_grad and p.device.type == device.type)
+    """Bytes of a device that this rank's gradients take: as many as its shards of what is trained there.
+
+    A single rank has no smaller shards: with ``reduce_once`` it adds its gradients up in the dtype of reduction.
+    """
+    options = getattr(model, "sharding_options", None)
+    alone = options is not None and options.reduce_once and dist.get_world_size() == 1
+    least = options.reduce_dtype.itemsize if alone and options.reduce_dtype is not None else 0
+    trained = (p for p in model.parameters() if p.requires_grad and p.device.type == device.type)
+    return sum(_local_bytes(p) // p.dtype.itemsize * max(p.dtype.itemsize, least) for p in trained)
 
 
 def _local_bytes(parameter: torch.Tensor) -> int:
