@@ -141,6 +141,18 @@ def test_memory_has_the_critic_wherever_there_is_one() -> None:
     assert lone["update"] - grpo["update"] == pytest.approx(VALUE_1_5B * 12)
 
 
+def test_memory_says_that_its_activations_are_those_of_recomputed_layers() -> None:
+    config = to_dataclass(compose([
+        "actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+        "critic.model.enable_gradient_checkpointing=false",
+    ]).config)  # fmt: skip
+    policy = shape_from_json(QWEN_1_5B)
+    phases = memory_phases(config, {"model": policy, "critic": policy.with_value_head()})
+    _, update, critic = (parts for _, _, parts in phases)
+    assert update.endswith(" for 16384 tokens with all layers recomputed")
+    assert critic.endswith(" for 32768 tokens")
+
+
 def test_memory_of_adapters() -> None:
     adapters, head = 18_464_768 / 2**30, 1537 / 2**30  # what peft makes of rank 16 on all linear layers
     grpo, ppo = "algorithm.adv_estimator=grpo", memory("critic.model.lora_rank=16")

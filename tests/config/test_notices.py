@@ -26,6 +26,12 @@ ROWS = {
     f"{REF}.log_prob_micro_batch_size": f"{REF}.log_prob_use_dynamic_bsz",
     "critic.ppo_micro_batch_size_per_gpu": "critic.use_dynamic_bsz",
 }
+BUDGETS = {
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{REF}.log_prob_micro_batch_size": f"{REF}.log_prob_max_token_len_per_gpu",
+    "critic.ppo_micro_batch_size_per_gpu": "critic.ppo_max_token_len_per_gpu",
+}
 TOKENS = {
     f"{ACTOR}.ppo_max_token_len_per_gpu": f"{ACTOR}.use_dynamic_bsz",
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu": f"{ROLLOUT}.log_prob_use_dynamic_bsz",
@@ -46,7 +52,7 @@ def test_keys_that_another_switches_off_are_said() -> None:
     assert off == {key: f"{switch} is false" for key, switch in {**TOKENS, **LOSS, **REWARD}.items()}
     switches = sorted({*ROWS.values(), *LOSS.values(), *REWARD.values()})
     on = [f"{switch}=true" for switch in switches]
-    assert idle(*GIVEN, *on) == {key: f"{switch} is true" for key, switch in ROWS.items()}
+    assert idle(*GIVEN, *on) == {key: f"{switch} is true: use {BUDGETS[key]}" for key, switch in ROWS.items()}
     assert idle(*on) == {}
 
 
@@ -54,7 +60,7 @@ def test_keys_that_another_switches_off_are_said() -> None:
 def test_a_switch_is_that_of_its_own_section(switch: str) -> None:
     table = {**TOKENS, **LOSS, **REWARD}
     off = {key: f"{other} is false" for key, other in table.items() if other != switch}
-    rows = {key: f"{other} is true" for key, other in ROWS.items() if other == switch}
+    rows = {key: f"{other} is true: use {BUDGETS[key]}" for key, other in ROWS.items() if other == switch}
     assert idle(*GIVEN, f"{switch}=true") == {**off, **rows}
 
 

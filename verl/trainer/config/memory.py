@@ -1,7 +1,8 @@
 """Memory of a rank by phase of a training step, estimated from the models' own ``config.json``.
 
 Weights, gradients and optimiser state are exact up to alignment; activations are those of one micro-batch with the
-attention kept out. Weights that FSDP gathers on top of its shards are left out.
+attention kept out, and with gradient checkpointing those of an update that recomputes every layer: on a GPU it takes
+what memory there is to recompute fewer. Weights that FSDP gathers on top of its shards are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16
 _GIB = 2**30
 _LOGITS_CHUNK_TOKENS = 2048
 _ADAM_MOMENTS = 2  # of a parameter, in its dtype
+_RECOMPUTED = " with all layers recomputed"
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,13 @@ def memory_phases(config: PPOTrainerConfig, shapes: Mapping[str, ModelShape]) ->
     tokens = micro_batch_tokens(config, main.actor)
     dtype, saves = main.actor.fsdp_config.mixed_precision.param_dtype, main.model.enable_gradient_checkpointing
     logits = min(tokens, _LOGITS_CHUNK_TOKENS) * policy.vocabulary * 4 * 2 / _GIB
-    yield _update(config, "update", held, "trainer", _activations_gib(policy, tokens, dtype, saves) + logits, tokens)
+    activations = _activations_gib(policy, tokens, dtype, saves) + logits
+    yield _update(config, "update", held, "trainer", activations, f"{tokens} tokens{_RECOMPUTED if saves else ''}")
     if "critic" in shapes:
         tokens = micro_batch_tokens(config, config.critic)
-        dtype = critic_model.fsdp_config.mixed_precision.param_dtype
-        activations = _activations_gib(shapes["critic"], tokens, dtype, critic_model.enable_gradient_checkpointing)
-        yield _update(config, "update of the critic", held, "critic", activations, tokens)
+        dtype, saves = critic_model.fsdp_config.mixed_precision.param_dtype, critic_model.enable_gradient_checkpointing
+        activations, said = _activations_gib(shapes["critic"], tokens, dtype, saves), _RECOMPUTED if saves else ""
+        yield _update(config, "update of the critic", held, "critic", activations, f"{tokens} tokens{said}")
 
 
 def _engine(config: PPOTrainerConfig, shape: ModelShape) -> tuple[float, float]:
@@ -220,9 +223,13 @@ def _engine(config: PPOTrainerConfig, shape: ModelShape) -> tuple[float, float]:
 
 
 def _update(
-    config: PPOTrainerConfig, phase: str, held: Mapping[str, _Held], role: str, activations: float, tokens: int
+    config: PPOTrainerConfig, phase: str, held: Mapping[str, _Held], role: str, activations: float, micro_batch: str
 ) -> tuple[str, float, str]:
-    """The phase in which the model ``role`` is updated and the others are at rest."""
+    """The phase in which the model ``role`` is updated and the others are at rest.
+
+    Args:
+        micro_batch: what the activations are those of, in words.
+    """
     learner = held[role]
     others = {name: one.at_rest for name, one in held.items() if name != role}
     total = learner.weights + learner.gradients + learner.optimiser + sum(others.values()) + activations
@@ -232,7 +239,7 @@ def _update(
         total,
         f"weights {learner.weights:.2f}, gradients {learner.gradients:.2f}, Adam {learner.optimiser:.2f}, "
         + "".join(f"{name} {gib:.2f}, " for name, gib in others.items())
-        + f"activations {activations:.2f} for {tokens} tokens{'' if frees else ', and the engine stays'}",
+        + f"activations {activations:.2f} for {micro_batch}{'' if frees else ', and the engine stays'}",
     )
 
 

@@ -129,7 +129,7 @@ def notices(config: PPOTrainerConfig) -> list[str]:
     for node, (switch, needed) in _SWITCHED.items():
         if not _counts(config, node):
             for key in filter(lambda key: _changed(config, key), _leaves(node)):
-                ignored.setdefault(key, f"{switch} is {str(not needed).lower()}")
+                ignored.setdefault(key, f"{switch} is {str(not needed).lower()}{_instead_of_rows(key)}")
     if ignored:
         said = "; ".join(f"{key} ({instead})" for key, instead in ignored.items())
         lines.append("Settings without effect here: " + said)
@@ -183,6 +183,12 @@ def _run_notices(trainer: TrainerConfig) -> Iterator[str]:
             f"trainer.n_gpus_per_node={ranks} ranks share the {cores} CPU(s) of this machine: they take turns, and "
             f"each is a process with memory of its own; use trainer.n_gpus_per_node={max(cores, 2)}"
         )
+
+
+def _instead_of_rows(key: str) -> str:
+    """What bounds micro-batches where a number of rows does not."""
+    prefix, rows, _ = key.partition("micro_batch_size")
+    return f": use {prefix}max_token_len_per_gpu" if rows else ""
 
 
 def _counts(config: PPOTrainerConfig, key: str) -> bool:
