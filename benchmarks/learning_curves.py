@@ -96,7 +96,7 @@ def members(runs: Sequence[Path], name: str) -> list[Path]:
 
 
 def training_curve(run: Path, column: str = TRAINED) -> dict[int, float]:
-    """A figure of the training episodes by step."""
+    """A figure by step, that of the training episodes if none is named."""
     return {int(line["step"]): line[column] for line in read_metrics(run) if column in line}
 
 
@@ -146,11 +146,11 @@ def draw(runs: Sequence[Path], compared: Sequence[str], target: Path) -> None:
             _draw_side(panels[0], members(runs, name), name, f"C{number}", shift=0.3 * (number - 0.5))
     else:
         for number, run in enumerate(runs):
-            lines = read_metrics(run)
-            for column, style in ((TRAINED, "-"), (VALIDATED, "o--")):
-                points = [(line["step"], line[column]) for line in lines if column in line]
-                label = f"{run.name}, {'training' if style == '-' else 'validation'}"
-                panels[0][0].plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
+            for column, style, what in ((TRAINED, "-", "training"), (VALIDATED, "o--", "validation")):
+                curve = training_curve(run, column)
+                if curve:  # a format without points is drawn as if it were one
+                    steps, rates = zip(*curve.items(), strict=True)
+                    panels[0][0].plot(steps, rates, style, color=f"C{number}", label=f"{run.name}, {what}")
     for axes in panels[0]:
         axes.set(xlabel="training step", ylim=(0, 1))
         axes.grid(alpha=0.3)
