@@ -47,9 +47,13 @@ def test_a_run_without_before_and_after_is_shown_without_a_gain(tmp_path: Path) 
     assert [paired_gain(run) for run in runs] == [None, None]
     assert gain_table(runs)[2:] == ["| a_seed0 | – | – | – | – | 3.0 |", "| b_seed0 | – | – | – | – | 0.0 |"]
     assert comparison_table(runs, "a", "b")[2:] == []
-    pytest.importorskip("matplotlib")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
     draw(runs, ["a", "b"], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+    draw(runs, [], tmp_path / "curves.png")  # of all that could be drawn there is one curve
+    axes = pyplot.gcf().axes[0]
+    assert [line.get_label() for line in axes.lines] == ["a_seed0, training"]
+    assert [list(values) for values in axes.lines[0].get_data()] == [[1, 2], [0.5, 0.5]]
 
 
 def test_sides_are_means_over_seeds_at_the_steps_that_all_seeds_have(tmp_path: Path) -> None:
