@@ -201,7 +201,7 @@ class Bench:
         )
         actor = DataParallelPPOActor(actor_config, module, self._optimizer(module))
         if recompute != "fit":
-            actor.memory.adjustable = []
+            actor.memory.device = torch.device("cpu")  # where nothing is fitted: neither layers nor micro-batches
         for budget in self.args.micro_tokens:
             self._forget_peak()
             rows = self.args.micro_rows
