@@ -18,11 +18,13 @@ from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import (
     SMALL_MODEL,
     ShardingOptions,
+    begin_micro_batch,
     count_parameters,
     create_device_mesh,
     decoder_layers,
     ensure_process_group,
     gathered_bytes,
+    gathered_root_bytes,
     parameters_to_keep_gathered,
     reduce_gradients_once,
     unreduced_bytes,
@@ -160,6 +162,24 @@ def _count_calls(module: nn.Module, call: Callable[[], object]) -> tuple[int, in
         call()
     name = "FSDP::post_backward_reduce (model.layers.0)"
     return gathered, sum(entry.count for entry in profiler.key_averages() if entry.key == name)
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_below": SMALL_MODEL}, {"gathered_below": SMALL_MODEL}])
+def test_a_forward_leaves_the_weights_gathered_that_are_counted(model_path: str, options: dict[str, int]) -> None:
+    model = _actor(model_path, "bfloat16", True, **options).actor_module
+    groups = [part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)]
+
+    def gathered() -> int:
+        outputs = [output for group in groups for p in group.fsdp_params for output in p.all_gather_outputs]
+        return sum(output.untyped_storage().size() for output in outputs)
+
+    for first, last in ((True, False), (False, False), (False, True)):
+        begin_micro_batch(model, last)
+        before = gathered()
+        loss = model(torch.arange(4)[None]).logits.sum()
+        assert gathered() - before == gathered_root_bytes(model) + (gathered_bytes(model) if first else 0)
+        loss.backward()
+    assert gathered() == 0 and gathered_root_bytes(model) + gathered_bytes(model) > 0
 
 
 @pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"gathered_below": SMALL_MODEL}])

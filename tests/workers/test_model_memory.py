@@ -100,6 +100,18 @@ def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch:
     assert DataParallelPPOActor(actor_config(), policy).memory.device == torch.device("cpu")
 
 
+@pytest.mark.parametrize("gathers", [True, False])
+def test_weights_of_the_root_are_no_activations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathers: bool
+) -> None:
+    allocated = 0
+    monkeypatch.setattr(recompute, "allocated_bytes", lambda device: allocated)
+    memory = ActivationMemory(_model(tmp_path, tiny_config("llama"), ShardingOptions(torch.bfloat16, torch.float32)))
+    with memory.measured(2000, gathers=gathers):
+        allocated += 2 * 2000 * 700 + 2 * (2 * 97 * 64 + 64)  # embedding, output layer and final norm in bf16
+    assert memory.bytes_per_token == 700
+
+
 def test_a_filler_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a rank has nothing but fillers: constant costs over few tokens would count for all later updates."""
     allocated = 0

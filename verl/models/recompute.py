@@ -28,6 +28,7 @@ from verl.utils.fsdp_utils import (
     compute_dtype,
     decoder_layers,
     gathered_bytes,
+    gathered_root_bytes,
     reduce_gradients_once,
     unit_bytes,
     unreduced_bytes,
@@ -42,7 +43,7 @@ _SHARE, _SHARE_MEASURED = 0.85, 0.95
 _HEAD_BYTES = 4 << 30
 
 # Activations of micro-batches with fewer tokens are not measured.
-_TELLING_TOKENS = 2048
+_TELLING_TOKENS = 1024
 
 
 def activation_bytes_per_token(model: nn.Module) -> float:
@@ -131,6 +132,7 @@ class ActivationMemory:
         self._layers = decoder_layers(model)
         self.adjustable = [m for m in self._layers if getattr(m, "gradient_checkpointing", False)]
         self._unreduced = unreduced_bytes(model)
+        self._root = gathered_root_bytes(model)
         parameters = sum(p.numel() for layer in self._layers for p in layer.parameters())
         self._launches = launch_tokens(len(self._layers), parameters)
         self._largest = 0
@@ -197,16 +199,18 @@ class ActivationMemory:
     def measured(self, tokens: int, gathers: bool) -> Iterator[None]:
         """Measure what the forward pass inside the block leaves behind, if its micro-batch is not a small one.
 
-        In a small one, a filler for instance, what does not depend on the number of tokens would be a large part.
+        In a small one, a filler for instance, what else a forward allocates would be a large part.
 
         Args:
             tokens: of the micro-batch.
-            gathers: the pass gathers weights that stay gathered; what they take is not counted.
+            gathers: the pass gathers weights that stay gathered. What they take is not counted, nor are those of the
+                root, which every pass gathers otherwise.
         """
         before = allocated_bytes(self.device)
         yield
         kept = len(self._layers) - self.recomputed
-        taken = allocated_bytes(self.device) - before - (gathered_bytes(self.model) if gathers else 0)
+        gathered = self._root + (gathered_bytes(self.model) if gathers else 0)
+        taken = allocated_bytes(self.device) - before - gathered
         inputs = self._input_bytes() * tokens * self.recomputed
         if taken <= inputs or kept == 0 or tokens < max(_TELLING_TOKENS, self._largest / 2):
             return

@@ -125,6 +125,16 @@ def gathered_bytes(model: nn.Module) -> int:
     return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in model.parameters())
 
 
+def gathered_root_bytes(model: nn.Module) -> int:
+    """Bytes of the root's weights, which every forward gathers until its backward; 0 if ``gathered_bytes`` has them."""
+    options = getattr(model, "sharding_options", None)
+    if options is None or not options.reshard_after_forward:
+        return 0
+    layers = [layer for layer in decoder_layers(model) if isinstance(layer, FSDPModule)]
+    root = set(model.parameters()) - {parameter for layer in layers for parameter in layer.parameters()}
+    return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in root)
+
+
 def unreduced_bytes(model: nn.Module) -> int:
     """Bytes of full gradients that an update keeps until it reduces them; 0 for a model that does so at once."""
     options = getattr(model, "sharding_options", None)
