@@ -101,9 +101,7 @@ def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("gathers", [True, False])
-def test_weights_of_the_root_are_no_activations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathers: bool
-) -> None:
+def test_weights_of_the_root_are_no_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathers: bool) -> None:
     allocated = 0
     monkeypatch.setattr(recompute, "allocated_bytes", lambda device: allocated)
     memory = ActivationMemory(_model(tmp_path, tiny_config("llama"), ShardingOptions(torch.bfloat16, torch.float32)))

@@ -1,8 +1,9 @@
 """How an update's micro-batches are cut and how many layers recompute their activations, given the memory there is.
 
 Two things cost time: layers that are recomputed in the backward pass, and micro-batches, as a GPU waits while its host
-launches the kernels of each. Fewer and larger micro-batches need more memory, and so more recomputed layers. ``plan``
-finds the cheapest way; costs are counted in tokens, by the time that an update needs for one.
+launches the kernels of each. Fewer and larger micro-batches need more memory, and so more recomputed layers. A third
+is the reduction of gradients, which takes time in every micro-batch or memory until a step's last. Costs are counted in
+tokens, by the time that an update needs for one.
 """
 
 from __future__ import annotations
