@@ -12,8 +12,8 @@ from transformers import Qwen2Config
 
 from tests.workers.tiny import actor_config, random_rows, save_tiny_model
 from verl.models import attention
+from verl.models.activation_memory import activation_bytes_per_token
 from verl.models.build import ModelSpec, build_model
-from verl.models.recompute import activation_bytes_per_token
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group

@@ -10,11 +10,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import GPT2Config, MixtralConfig, PretrainedConfig, Qwen2ForCausalLM
 
 from tests.workers.tiny import actor_config, embedded_config, tiny_config
-from verl.models import recompute
+from verl.models import activation_memory
+from verl.models.activation_memory import ActivationMemory, activation_bytes_per_token, gradient_bytes
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
-from verl.models.recompute import ActivationMemory, activation_bytes_per_token, gradient_bytes
 from verl.utils.fsdp_utils import ShardingOptions, begin_micro_batch, create_device_mesh, ensure_process_group
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.critic import DataParallelPPOCritic
@@ -90,7 +90,7 @@ def test_a_single_rank_adds_its_gradients_up_in_the_dtype_of_reduction(
 def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that are offloaded, as they are when a worker is set up, say nothing about it."""
     asked: list[torch.device] = []
-    monkeypatch.setattr(recompute, "allocated_bytes", lambda device: len(asked.append(device) or ()))
+    monkeypatch.setattr(activation_memory, "allocated_bytes", lambda device: len(asked.append(device) or ()))
     policy, value = (_model(tmp_path, tiny_config(), ShardingOptions(), kind=kind) for kind in ("causal_lm", "value"))
     critic = DataParallelPPOCritic(embedded_config().critic, value, torch.optim.SGD(value.parameters()), device=GPU)
     for trained in (DataParallelPPOActor(actor_config(), policy, device=GPU), critic):
@@ -103,7 +103,7 @@ def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("gathers", [True, False])
 def test_weights_of_the_root_are_no_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathers: bool) -> None:
     allocated = 0
-    monkeypatch.setattr(recompute, "allocated_bytes", lambda device: allocated)
+    monkeypatch.setattr(activation_memory, "allocated_bytes", lambda device: allocated)
     memory = ActivationMemory(_model(tmp_path, tiny_config("llama"), ShardingOptions(torch.bfloat16, torch.float32)))
     with memory.measured(2000, gathers=gathers):
         allocated += 2 * 2000 * 700 + 2 * (2 * 97 * 64 + 64)  # embedding, output layer and final norm in bf16
@@ -113,7 +113,7 @@ def test_weights_of_the_root_are_no_activations(tmp_path: Path, monkeypatch: pyt
 def test_a_filler_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a rank has nothing but fillers: constant costs over few tokens would count for all later updates."""
     allocated = 0
-    monkeypatch.setattr(recompute, "allocated_bytes", lambda device: allocated)
+    monkeypatch.setattr(activation_memory, "allocated_bytes", lambda device: allocated)
     memory = ActivationMemory(Qwen2ForCausalLM(tiny_config()))
     with memory.measured(2, gathers=True):
         allocated += 1 << 30

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.workers.ranks import run_ranks
 from tests.workers.tiny import actor_config, random_rows, save_tiny_model
-from verl.models import recompute
+from verl.models import activation_memory
 from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.utils.checkpoint.hf_export import full_parameters
@@ -64,8 +64,8 @@ def _updates(path: str, gathered_below: int, limited: bool) -> tuple[list[dict[s
 
     for update, free in enumerate(one[dist.get_rank()] if limited else None for one in FREE):
         with (
-            mock.patch.object(recompute, "free_bytes", mock.Mock(return_value=free)),
-            mock.patch.object(recompute, "allocated_bytes", measured if limited else lambda device: 0),
+            mock.patch.object(activation_memory, "free_bytes", mock.Mock(return_value=free)),
+            mock.patch.object(activation_memory, "allocated_bytes", measured if limited else lambda device: 0),
         ):
             metrics.append(actor.update_policy(_rows(update)))
         recomputed = [layer.gradient_checkpointing for layer in decoder_layers(module)]

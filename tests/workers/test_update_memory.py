@@ -11,9 +11,9 @@ import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.workers.ranks import run_ranks
-from verl.models import recompute
+from verl.models import activation_memory
+from verl.models.activation_memory import ActivationMemory, activation_bytes_per_token, optimizer_bytes_to_come
 from verl.models.compile_threads import share_compile_threads
-from verl.models.recompute import ActivationMemory, activation_bytes_per_token, optimizer_bytes_to_come
 from verl.utils.fsdp_utils import decoder_layers, ensure_process_group
 from verl.workers import device_state
 from verl.workers.device_state import growing_segments
@@ -68,8 +68,8 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    monkeypatch.setattr(recompute, "free_bytes", lambda device: gpu.free)
-    monkeypatch.setattr(recompute, "allocated_bytes", lambda device: gpu.allocated)
+    monkeypatch.setattr(activation_memory, "free_bytes", lambda device: gpu.free)
+    monkeypatch.setattr(activation_memory, "allocated_bytes", lambda device: gpu.allocated)
     return gpu
 
 
@@ -166,7 +166,7 @@ def _fit_on_a_rank() -> tuple[int, int]:
     memory, rank = _memory(), dist.get_rank()
     memory._launches = 100.0
     room = (30_000, 5_000)[rank]
-    recompute.free_bytes = lambda device: _free(memory, room, recomputed=0, share=0.85) + 1
+    activation_memory.free_bytes = lambda device: _free(memory, room, recomputed=0, share=0.85) + 1
     memory.adjustable = []  # so that only smaller micro-batches help
     lengths = np.random.default_rng(rank).integers(500, 900, 32)
     plan = MicroBatchPlan(True, 16_384, None, "actor_rollout_ref.actor.ppo_").fitted(memory, lengths, [np.arange(32)])
@@ -176,7 +176,7 @@ def _fit_on_a_rank() -> tuple[int, int]:
 
 def test_weights_that_a_forward_gathers_are_not_activations(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = _memory(checkpointing=False)
-    monkeypatch.setattr(recompute, "gathered_bytes", lambda model: 1_000_000)
+    monkeypatch.setattr(activation_memory, "gathered_bytes", lambda model: 1_000_000)
     for gathers, weights in ((True, 1_000_000), (False, 0)):
         with memory.measured(9_000, gathers=gathers):
             gpu.allocated += weights + 9_000 * LAYERS * 7

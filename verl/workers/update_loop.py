@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from verl.models.activation_memory import ActivationMemory
 from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
 from verl.models.packing import PackedRows
-from verl.models.recompute import ActivationMemory
 from verl.protocol import DataProto
 from verl.workers.rows import RaggedRows
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from verl.models.activation_memory import ActivationMemory
 from verl.models.heads import forward_log_probs
-from verl.models.recompute import ActivationMemory
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, metric_sum, token_and_row_counts
 from verl.trainer.ppo.kl import kl_penalty

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from verl.models.activation_memory import ActivationMemory
 from verl.models.heads import forward_values
-from verl.models.recompute import ActivationMemory
 from verl.protocol import DataProto
 from verl.trainer.ppo.aggregation import LossNormalizer, token_and_row_counts
 from verl.trainer.ppo.value_loss import value_loss_per_token
