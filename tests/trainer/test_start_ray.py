@@ -74,6 +74,16 @@ def test_a_folder_that_ray_cannot_use_is_named_by_its_variable(
     assert not started
 
 
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_folder_that_is_set_to_nothing_is_not_set(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv(variable, "")
+    main_ppo.start_ray(_config("cpu"))
+    assert started and variable not in os.environ
+
+
 def test_the_length_of_its_folder_is_what_ray_itself_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private.utils import validate_socket_filepath
 

@@ -58,8 +58,12 @@ def full_ray_disk() -> str | None:
 def unusable_ray_folder() -> str | None:
     """Why a Ray of our own cannot start in the folder that it would take, and what to do; None if it can.
 
-    Ray itself would wait in vain (a relative path, a full disk) or say nothing of the variable to change.
+    Ray itself would wait in vain (a relative path, a full disk) or say nothing of the variable to change. One that is
+    set to nothing is taken out of the environment: Ray would take it for a relative path.
     """
+    for name in _FOLDER_VARIABLES:
+        if os.environ.get(name) == "":
+            del os.environ[name]
     key = next((name for name in _FOLDER_VARIABLES if os.environ.get(name)), "")
     said = f"{key}={os.environ[key]}" if key else "/tmp"
     folder = _coming_ray_folder()
