@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,3 +51,10 @@ def test_compiled_kernels_are_kept_in_one_folder_unless_the_environment_says_whe
     assert "VLLM_CACHE_ROOT" not in variables and "TORCHINDUCTOR_CACHE_DIR" in variables
     for other in ("trainer.compile_cache_dir=null", "trainer.device=cpu"):
         assert "TORCHINDUCTOR_CACHE_DIR" not in worker_env_vars(default_config(*overrides, other))
+
+
+def test_bars_of_libraries_do_not_fill_the_log_of_a_rank() -> None:
+    moves = "from tqdm import tqdm; from transformers.utils.logging import tqdm as theirs; [*tqdm('ab'), *theirs('ab')]"
+    variables = worker_env_vars(default_config("preset=embedded"))
+    done = subprocess.run([sys.executable, "-c", moves], env=os.environ | variables, capture_output=True, timeout=120)
+    assert done.returncode == 0 and b"/2" not in done.stderr

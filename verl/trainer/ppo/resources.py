@@ -79,6 +79,7 @@ def worker_env_vars(config: PPOTrainerConfig) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TQDM_DISABLE": "1",  # a bar is a line of the log for each of its moves; the driver says what it waits for
     }
     if config.trainer.device == "cpu":
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
