@@ -27,6 +27,7 @@ from verl.models import logprobs
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import forward_log_probs
 from verl.models.packing import PackedRows
+from verl.trainer.config import default_config
 from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.compiled_layers import same_kind_of_input
 from verl.utils.fsdp_utils import (
@@ -35,6 +36,7 @@ from verl.utils.fsdp_utils import (
     decoder_layers,
     ensure_process_group,
 )
+from verl.workers import role_models
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.rows import RaggedRows
 
@@ -110,6 +112,28 @@ def _graphs_after_each_part(path: str) -> list[int]:
 def test_layers_compile_once_without_and_once_with_gradients(model_path: str) -> None:
     (graphs,) = run_ranks(_graphs_after_each_part, 1, model_path)
     assert graphs == [1, 2, 2]
+
+
+def _graphs_with_a_reference(path: str) -> list[int]:
+    """Graphs compiled so far, after log-probs of policy, reference, an update, and log-probs of both again."""
+    graphs, config = [], default_config("preset=embedded").actor_rollout_ref
+    options = ShardingOptions(torch.bfloat16, torch.float32, compile_layers=True)
+    rows = make_rows(16, VOCABULARY, sizes=RowSizes((4, 30), (2, 9)))
+    with _as_on_a_gpu("aot_eager"), mock.patch.object(role_models, "sharding_options", return_value=options):
+        actor = _actor(path, options)
+        mesh = create_device_mesh(dist.get_world_size(), -1, "cpu")
+        module = role_models.build_role_model(config.model, config.ref.fsdp_config, path, mesh, trainable=False)
+        reference = DataParallelPPOActor(actor.config, module)
+        calls = (actor.compute_log_prob, reference.compute_log_prob, actor.update_policy)
+        for call in (*calls, actor.compute_log_prob, reference.compute_log_prob):
+            call(rows)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return graphs
+
+
+def test_the_reference_uses_what_was_compiled_for_the_policy(model_path: str) -> None:
+    (graphs,) = run_ranks(_graphs_with_a_reference, 1, model_path)
+    assert graphs == [1, 1, 2, 2, 2]
 
 
 def _variables_of_graphs(path: str) -> list[tuple[set[int], list[torch.dtype]]]:

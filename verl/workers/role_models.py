@@ -66,7 +66,9 @@ def build_role_model(
         fsdp: its ``fsdp_config``.
         path: local model folder.
         kind: see ``ModelSpec``.
-        trainable: False for a reference: no adapters, no checkpointing, no gradients.
+        trainable: False for a reference: no adapters, no checkpointing, nothing for an optimiser. Its parameters say
+            that they require gradients like the policy's, as compiled code is checked against that: what was compiled
+            for log-probabilities of the one serves the other.
         like: see ``build_model``.
     """
     spec = ModelSpec(
@@ -80,7 +82,6 @@ def build_role_model(
     )
     module = build_model(spec, mesh, sharding_options(fsdp, mesh.device_type, compile_layers), like)
     if not trainable:
-        module.requires_grad_(False)
         module.eval()
     return module
 
