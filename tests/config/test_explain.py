@@ -153,6 +153,34 @@ def test_memory_says_that_its_activations_are_those_of_recomputed_layers() -> No
     assert critic.endswith(" for 32768 tokens")
 
 
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["trainer.device=cuda"], "; the engine fills 0.6 of the GPU with both"),
+    (["trainer.device=cuda", "actor_rollout_ref.rollout.kv_cache_memory_mb=2048"], ", 2.00 GiB of it"),
+    (["trainer.device=cuda", "actor_rollout_ref.rollout.name=hf"], ""),
+    (["trainer.device=cpu"], ""),
+])
+def test_memory_says_what_an_engine_takes_of_a_gpu(overrides: list[str], said: str) -> None:
+    config = to_dataclass(compose(["actor_rollout_ref.rollout.gpu_memory_utilization=0.6", *overrides]).config)
+    policy = shape_from_json(QWEN_1_5B)
+    _, _, parts = next(iter(memory_phases(config, {"model": policy, "critic": policy.with_value_head()})))
+    assert parts.partition(" KiB a token")[2] == said
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["use_dynamic_bsz=true", "ppo_max_token_len_per_gpu=9000"], "filled with rows up to 9000 tokens"),
+    (["ppo_micro_batch_size_per_gpu=4"], "4 rows"),
+    (["ppo_micro_batch_size=4"], "4 rows over all ranks"),
+    ([], "not set"),
+])
+def test_micro_batches_of_policy_and_critic(overrides: list[str], said: str) -> None:
+    def lines(estimator: str, *more: str) -> dict[str, str]:
+        return dict(derived_lines(to_dataclass(compose([f"algorithm.adv_estimator={estimator}", *more]).config)))
+
+    of_policy = lines("grpo", *(f"actor_rollout_ref.actor.{one}" for one in overrides))
+    assert of_policy["micro-batches of the update"] == said and "micro-batches of the critic" not in of_policy
+    assert lines("gae", *(f"critic.{one}" for one in overrides))["micro-batches of the critic"] == said
+
+
 def test_memory_of_adapters() -> None:
     adapters, head = 18_464_768 / 2**30, 1537 / 2**30  # what peft makes of rank 16 on all linear layers
     grpo, ppo = "algorithm.adv_estimator=grpo", memory("critic.model.lora_rank=16")

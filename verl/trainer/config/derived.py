@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from verl.trainer.config.memory import memory_phases, model_shapes
-from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.config.schema import ActorConfig, CriticConfig, PPOTrainerConfig
 
 
 def derived_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
@@ -49,10 +49,22 @@ def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     yield "tokens per row, at most", str(config.data.max_prompt_length + config.data.max_response_length)
     span = str(updates[0]) if updates[0] == updates[1] else f"{updates[0]} to {updates[1]}"
     yield "optimiser steps per training step", f"{span} of {actor.ppo_mini_batch_size} rows at most"
+    yield "micro-batches of the update", _micro_batches(actor)
+    if config.uses_critic:
+        yield "micro-batches of the critic", _micro_batches(config.critic)
     if config.algorithm.filter_groups.enable:
         started = config.data.gen_batch_size or tasks
         most_tried = config.algorithm.filter_groups.max_num_gen_batches * started
         yield "tasks tried per training step", f"{started} to {most_tried} (algorithm.filter_groups)"
+
+
+def _micro_batches(update: ActorConfig | CriticConfig) -> str:
+    if update.use_dynamic_bsz:
+        return f"filled with rows up to {update.ppo_max_token_len_per_gpu} tokens"
+    if update.ppo_micro_batch_size_per_gpu is not None:
+        return f"{update.ppo_micro_batch_size_per_gpu} rows"
+    rows = update.ppo_micro_batch_size
+    return "not set" if rows is None else f"{rows} rows over all ranks"
 
 
 def _engines(config: PPOTrainerConfig) -> str:

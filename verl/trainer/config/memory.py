@@ -199,7 +199,7 @@ def memory_phases(config: PPOTrainerConfig, shapes: Mapping[str, ModelShape]) ->
         "roll out",
         sum(one.at_rest for one in held.values()) + engine,
         ", ".join(f"{name} {one.at_rest:.2f}" for name, one in held.items())
-        + f", engine weights {engine:.2f}, and a KV cache of {kv_token / 1024:.1f} KiB a token",
+        + f", engine weights {engine:.2f}, and a KV cache of {kv_token / 1024:.1f} KiB a token{_engine_room(config)}",
     )
     tokens = micro_batch_tokens(config, main.actor)
     dtype, saves = main.actor.fsdp_config.mixed_precision.param_dtype, main.model.enable_gradient_checkpointing
@@ -220,6 +220,16 @@ def _engine(config: PPOTrainerConfig, shape: ModelShape) -> tuple[float, float]:
     width = _BYTES[automatic if rollout.dtype == "auto" else rollout.dtype]
     kv_token = 2 * shape.layers * shape.kv_width * width / rollout.ranks_per_engine
     return shape.parameters * width / rollout.ranks_per_engine / _GIB, kv_token
+
+
+def _engine_room(config: PPOTrainerConfig) -> str:
+    """What bounds the memory that a vLLM engine takes on a GPU, in words; empty for other engines."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name != "vllm" or config.trainer.device == "cpu":
+        return ""
+    if rollout.kv_cache_memory_mb is not None:
+        return f", {rollout.kv_cache_memory_mb / 1024:.2f} GiB of it"
+    return f"; the engine fills {rollout.gpu_memory_utilization:g} of the GPU with both"
 
 
 def _update(
