@@ -9,7 +9,7 @@ import pytest
 
 from verl.trainer.config import ConfigError, compose_config, default_config, node_from_dict, to_dataclass
 from verl.trainer.config.prepare import to_yaml, write_resolved
-from verl.trainer.config.schema import WebshopConfig
+from verl.trainer.config.schema import PPOTrainerConfig, WebshopConfig
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,32 @@ def test_a_damaged_file_is_named(content: bytes, tmp_path) -> None:
     with pytest.raises(ConfigError, match="resolved_config.yaml") as caught:
         compose_config([], tmp_path, "resolved_config")
     assert "\n" not in str(caught.value)
+
+
+def test_keys_of_a_resolved_config_follow_others_where_they_did(tmp_path) -> None:
+    config = default_config("trainer.experiment_name=one", "critic.ppo_epochs=7", "env.history_length=3")
+    write_resolved(to_yaml(config), tmp_path)
+
+    def again(*overrides: str) -> PPOTrainerConfig:
+        return to_dataclass(compose_config(overrides, tmp_path, "resolved_config"))
+
+    renamed = again("trainer.experiment_name=two")
+    assert renamed.trainer.run_dir == renamed.trainer.default_local_dir == "checkpoints/verl_examples/two"
+    trainer = dataclasses.replace(renamed.trainer, experiment_name="one", default_local_dir="checkpoints/verl_examples/one",
+                                  run_dir="checkpoints/verl_examples/one")  # fmt: skip
+    assert dataclasses.replace(renamed, trainer=trainer) == config
+    assert again("data.max_prompt_length=77").actor_rollout_ref.rollout.prompt_length == 77
+    assert again("env.history_length=1").algorithm.hgpo.history_length == 1
+    assert again("actor_rollout_ref.actor.ppo_epochs=5").critic.ppo_epochs == 7  # had a value of its own
+    other = again("trainer.experiment_name=two", "trainer.run_dir=elsewhere").trainer
+    assert (other.default_local_dir, other.run_dir) == ("checkpoints/verl_examples/two", "elsewhere")
+
+
+def test_a_file_of_ones_own_that_extends_the_defaults_keeps_its_values(tmp_path) -> None:
+    text = "defaults: [ppo_trainer, _self_]\ntrainer: {run_dir: checkpoints/verl_examples/gsm8k}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    trainer = to_dataclass(compose_config(["trainer.experiment_name=two"], tmp_path, "mine")).trainer
+    assert trainer.run_dir == "checkpoints/verl_examples/gsm8k" != trainer.default_local_dir
 
 
 def test_a_missing_key_is_named() -> None:

@@ -3,7 +3,8 @@
 Neither torch nor Ray is imported here, so a mistake is answered in a second.
 """
 
-from verl.trainer.config.compose import CONFIG_DIR, compose_config, default_config, hydra_main
+from verl.trainer.config.command_line import hydra_main
+from verl.trainer.config.compose import CONFIG_DIR, compose_config, default_config
 from verl.trainer.config.convert import node_from_dict, to_dataclass
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.prepare import pin_split, prepare_config

@@ -1,19 +1,14 @@
 """Composition of the configuration from YAML, preset and command line.
 
-Hydra does the work; what is added is that every mistake becomes one line that names the fix. ``hydra_main`` is the
-decorator of an entry point: it checks the whole configuration before the run starts and before anything is written,
-and ends with exit code 2 and that line where the run cannot go on.
+Hydra does the work; what is added is that every mistake becomes one line that names the fix.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import logging
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,17 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.convert import takes_null, to_dataclass
 from verl.trainer.config.errors import ConfigError, nearest, several, unknown_key_message
-from verl.trainer.config.failure import failure_report
-from verl.trainer.config.folders import make_folders
+from verl.trainer.config.followers import followers
 from verl.trainer.config.schema import PPOTrainerConfig
-
-logger = logging.getLogger(__name__)
 
 CONFIG_DIR = Path(__file__).resolve().parent
 CONFIG_NAME = "ppo_trainer"
 PRESET_GROUP = "preset"
-EXIT_FAILED, EXIT_CONFIG = 1, 2
-EXIT_STOPPED = 130  # as a shell gives it for Ctrl-C
 _HYDRA = ("hydra.", "hydra/")
 
 
@@ -99,13 +89,16 @@ def compose(
     changed = (folder / f"{config_name}.yaml").stat().st_mtime_ns
     known, already, preset = _base(folder, config_name, tuple(str(one.input_line) for one in groups), changed)
     ready, added = _check_values(values, known)
+    typed_keys = frozenset(leaf for one in values for leaf in _override_leaves(one))
+    if values and folder != CONFIG_DIR and not re.search(r"^defaults:", _text(folder / f"{config_name}.yaml"), re.M):
+        ready = [*_following(folder, config_name, changed, typed_keys), *ready]
     ready = [str(one.input_line) for one in parsed if one not in values] + ready
     if added:
         ready.append(f"++added_keys=[{','.join([*already, *added])}]")
     return Composition(
         config=_compose(folder, config_name, ready),
         overrides=ready,
-        typed_keys=frozenset(leaf for one in values for leaf in _override_leaves(one)),
+        typed_keys=typed_keys,
         preset_keys=frozenset(_preset_keys(preset) if has_presets else ()),
         source_file=f"{config_name}.yaml",
     )
@@ -161,13 +154,16 @@ def _check_hydra(settings: Sequence[Override], folder: Path, config_name: str) -
     _compose(folder, config_name, [str(one.input_line) for one in settings], with_hydra=True)
 
 
-def _defaults_text(path: Path) -> str:
-    """The defaults list of a YAML file as text; empty where it has none."""
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error})") from error
-    found = re.search(r"^defaults:[^\n]*\n((?:[ \t#-][^\n]*\n|\n)*)", text, re.MULTILINE)
+
+
+def _defaults_text(path: Path) -> str:
+    """The defaults list of a YAML file as text; empty where it has none."""
+    found = re.search(r"^defaults:[^\n]*\n((?:[ \t#-][^\n]*\n|\n)*)", _text(path), re.MULTILINE)
     return found.group(1) if found else ""
 
 
@@ -188,6 +184,17 @@ def _base(
         tuple(str(key) for key in base.get("added_keys") or []),
         str(base.get("preset", "none")),
     )
+
+
+def _following(folder: Path, config_name: str, changed: int, typed_keys: frozenset[str]) -> list[str]:
+    """Overrides that make keys of a resolved configuration follow others again, unless they were given a value."""
+    found = _followers(folder, config_name, changed)
+    return [f"{key}={text}" for key, text in found.items() if key not in typed_keys]
+
+
+@functools.lru_cache(maxsize=64)
+def _followers(folder: Path, config_name: str, changed: int) -> dict[str, str]:
+    return followers(_compose(folder, config_name, ()), _compose(CONFIG_DIR, CONFIG_NAME, ()))
 
 
 def _check_values(values: Sequence[Override], known: frozenset[str]) -> tuple[list[str], list[str]]:
@@ -243,7 +250,7 @@ def _preset_keys(preset: str) -> Iterator[str]:
             yield from _leaves(str(key), value)
 
 
-def _search_path_override(folder: Path) -> list[str]:
+def search_path_override(folder: Path) -> list[str]:
     """Makes the files of this package known to a base configuration that lies elsewhere."""
     return [] if folder == CONFIG_DIR else [f"hydra.searchpath=[file://{CONFIG_DIR}]"]
 
@@ -253,7 +260,7 @@ def _compose(folder: Path, config_name: str, overrides: Sequence[str], with_hydr
     taken = [one for one in overrides if with_hydra or not one.lstrip("+").startswith(_HYDRA)]
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base=None, job_name=config_name):
-            taken += _search_path_override(folder)
+            taken += search_path_override(folder)
             return hydra.compose(config_name=config_name, overrides=taken, return_hydra_config=with_hydra)
     except yaml.YAMLError as error:
         raise ConfigError(f"{folder / config_name}.yaml is no YAML file: " + " ".join(str(error).split())) from error
@@ -261,130 +268,3 @@ def _compose(folder: Path, config_name: str, overrides: Sequence[str], with_hydr
         cause = error.__cause__ if error.__cause__ is not None else error
         lines = [line for line in (str(error), str(cause)) if line]
         raise ConfigError("The configuration cannot be composed: " + " ".join(lines[0].split())) from error
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the command line
-
-
-def hydra_main(run: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """Decorator of an entry point ``run(config)``; the result takes its arguments from ``sys.argv``.
-
-    Hydra's own flags work (``--cfg job --resolve``, ``--config-path``, ``--multirun``, ``hydra.*`` overrides). A
-    relative ``--config-path`` is looked for from the current folder. Before ``run`` is called the configuration is
-    composed, typed and validated; ``explain=true`` prints it with sources and derived numbers and ends.
-
-    Exit codes: 0 = done, 1 = the run failed, 2 = the configuration cannot run (one line on standard error), 128 + N
-    = stopped by signal N, such as 130 for Ctrl-C.
-    """
-
-    @functools.wraps(run)
-    def entry() -> None:
-        try:
-            _main(run, sys.argv[1:])
-        except ConfigError as error:
-            _end_with(error)
-        except KeyboardInterrupt:
-            sys.stderr.write("\nStopped.\n")
-            sys.exit(EXIT_STOPPED)
-
-    return entry
-
-
-def _end_with(error: ConfigError) -> None:
-    sys.stderr.write(f"Configuration error: {error}\n")
-    sys.stderr.flush()
-    sys.exit(EXIT_CONFIG)
-
-
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-path", "-cp")
-    parser.add_argument("--config-name", "-cn", default=CONFIG_NAME)
-    parser.add_argument("--multirun", "-m", action="store_true")
-    for flag in ("--cfg", "-c"), ("--package", "-p"), ("--config-dir", "-cd"):
-        parser.add_argument(*flag)
-    parser.add_argument("--info", "-i", nargs="?", const="all")
-    for switch in ("--help", "-h"), ("--hydra-help",), ("--version",), ("--shell-completion", "-sc"), ("--resolve",):
-        parser.add_argument(*switch, action="store_true")
-    parser.add_argument("--run", "-r", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    return parser
-
-
-def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
-    options, unknown = _arguments().parse_known_intermixed_args(list(argv))
-    if unknown:
-        raise ConfigError(
-            f"There is no option {unknown[0]}; settings are given as key=value, and --help lists options."
-        )
-    folder = Path(options.config_path).expanduser().resolve() if options.config_path else CONFIG_DIR
-    composition = compose(options.overrides, folder, options.config_name)
-    informs = (options.cfg, options.info, options.help, options.hydra_help, options.version, options.shell_completion)
-    if not any(informs) and not options.multirun:
-        config = _check(composition)
-        if config.explain:
-            return
-        make_folders(config)
-    passed = [one for one in argv if one not in options.overrides]
-    passed = _without_option(passed, "--config-path", "-cp")
-    passed = _without_option(passed, "--config-name", "-cn")
-    sys.argv = [
-        sys.argv[0],
-        *passed,
-        *_hydra_defaults(run, options.overrides, str(composition.config.trainer.run_dir)),
-        *composition.overrides,
-        *_search_path_override(folder),
-    ]
-
-    def task(config: DictConfig) -> Any:
-        try:
-            if options.multirun:
-                _check(Composition(config, [], frozenset(), frozenset(), f"{options.config_name}.yaml"))
-            return run(config)
-        except ConfigError as error:
-            return _end_with(error)
-        except Exception as error:  # Hydra would hide where it came from
-            sys.stderr.write(failure_report(error))
-            sys.stderr.flush()
-            sys.exit(EXIT_FAILED)
-
-    hydra.main(version_base=None, config_path=str(folder), config_name=options.config_name)(task)()
-
-
-def _check(composition: Composition) -> PPOTrainerConfig:
-    """Explains the configuration where that is asked for, and validates it; returns it typed."""
-    from verl.trainer.config.explain import explain
-    from verl.trainer.config.machine import resolve_device
-    from verl.trainer.config.validate import validate
-
-    config = resolve_device(to_dataclass(composition.config))
-    if config.explain:
-        sys.stdout.write(explain(composition) + "\n")
-        sys.stdout.flush()
-    validate(config)
-    return config
-
-
-def _without_option(arguments: Sequence[str], *names: str) -> list[str]:
-    """Arguments without an option and its value."""
-    kept, skip = [], False
-    for one in arguments:
-        if skip:
-            skip = False
-        elif one in names:
-            skip = True
-        elif not one.startswith(tuple(f"{name}=" for name in names)):
-            kept.append(one)
-    return kept
-
-
-def _hydra_defaults(run: Callable[..., Any], overrides: Sequence[str], run_dir: str) -> list[str]:
-    """Hydra's own record and log go to the run folder, unless the user says otherwise."""
-    home = os.path.expanduser("~")
-    wanted = {
-        "hydra.run.dir": f"'{home}{run_dir[1:]}'" if run_dir.startswith("~/") else "${trainer.run_dir}",
-        "hydra.job.name": Path(run.__code__.co_filename).stem,
-    }
-    given = {one.lstrip("+").split("=", 1)[0] for one in overrides}
-    return [f"{key}={value}" for key, value in wanted.items() if key not in given]

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.compose import CONFIG_DIR, EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, compose
+from verl.trainer.config.command_line import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED
+from verl.trainer.config.compose import CONFIG_DIR, compose
 from verl.trainer.config.convert import node_from_dict
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.failure import failure_report
