@@ -21,20 +21,19 @@ def followers(resolved: DictConfig, original: DictConfig) -> dict[str, str]:
         resolved: a configuration of values; what is an interpolation there already is left out.
         original: the configuration it was made from, interpolations unresolved.
     """
-    found = {}
+    found, trial = {}, resolved.copy()
     for key, text in _interpolations(OmegaConf.to_container(original, resolve=False)):
         parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(resolved, parent)
+        node = OmegaConf.select(trial, parent)
         if not isinstance(node, DictConfig) or name not in node or OmegaConf.is_interpolation(node, name):
             continue
-        trial = resolved.copy()
-        OmegaConf.update(trial, key, text)
+        value, node[name] = node[name], text
         try:
-            follows = OmegaConf.select(trial, key) == OmegaConf.select(resolved, key)
+            if node[name] == value:
+                found[key] = text
         except OmegaConfBaseException:  # it follows a key that is not there
-            continue
-        if follows:
-            found[key] = text
+            pass
+        node[name] = value
     return found
 
 
