@@ -130,9 +130,13 @@ def gathered_root_bytes(model: nn.Module) -> int:
     options = getattr(model, "sharding_options", None)
     if options is None or not options.reshard_after_forward:
         return 0
-    layers = [layer for layer in decoder_layers(model) if isinstance(layer, FSDPModule)]
-    root = set(model.parameters()) - {parameter for layer in layers for parameter in layer.parameters()}
-    return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in root)
+    return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in _root_and_layers(model, 0))
+
+
+def _root_and_layers(model: nn.Module, count: int) -> set[nn.Parameter]:
+    """Parameters of the root and of the first ``count`` layers; all of a model whose layers are no units of FSDP."""
+    units = [layer for layer in decoder_layers(model) if isinstance(layer, FSDPModule)]
+    return set(model.parameters()) - {parameter for layer in units[count:] for parameter in layer.parameters()}
 
 
 def unreduced_bytes(model: nn.Module) -> int:
@@ -153,10 +157,8 @@ def unit_bytes(model: nn.Module) -> int:
     options = getattr(model, "sharding_options", None)
     if options is None:
         return 0
-    layers = [layer for layer in decoder_layers(model) if isinstance(layer, FSDPModule)]
-    at_rest = {parameter for layer in layers[2:] for parameter in layer.parameters()}
     total = 0
-    for parameter in set(model.parameters()) - at_rest:
+    for parameter in _root_and_layers(model, 2):
         compute = (options.param_dtype or parameter.dtype).itemsize
         reduce = (options.reduce_dtype or options.param_dtype or parameter.dtype).itemsize
         size = compute if options.reshard_after_forward else 0

@@ -69,13 +69,16 @@ class MicroBatchPlan:
 
     def fitted(self, memory: ActivationMemory, lengths: np.ndarray, minis: list[np.ndarray]) -> MicroBatchPlan:
         """This plan with as many tokens a micro-batch as cost the least time in the memory there is, at most
-        ``max_tokens``. Collective. One that counts rows stays as it is."""
-        if not self.use_dynamic_bsz:
-            return self
-        limit = memory.cheapest_limit(
-            self.max_tokens, lambda tokens: replace(self, max_tokens=tokens).sizes(lengths, minis)
-        )
-        return replace(self, max_tokens=limit)
+        ``max_tokens``, and the model made ready for it, see ``ActivationMemory.fit``. Collective. One that counts rows
+        stays as it is."""
+        plan = self
+        if self.use_dynamic_bsz:
+            limit = memory.cheapest_limit(
+                self.max_tokens, lambda tokens: replace(self, max_tokens=tokens).sizes(lengths, minis)
+            )
+            plan = replace(self, max_tokens=limit)
+        memory.fit(plan.sizes(lengths, minis))
+        return plan
 
     def hint(self, lengths: np.ndarray, minis: list[np.ndarray]) -> str | None:
         """What to set for fuller micro-batches, where a fixed number of rows leaves them less than half full."""

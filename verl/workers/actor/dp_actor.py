@@ -129,7 +129,6 @@ class DataParallelPPOActor(BasePPOActor):
         minis = split_mini_batches(data, rows_per_step, self.device)
         self._hint_once(rows, minis)
         plan = self.update_plan.fitted(self.memory, rows.lengths, minis)
-        recomputed = self.memory.fit(plan.sizes(rows.lengths, minis))
         columns = ["old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.use_kl_loss else []
         columns += ["rollout_log_probs"] if self.config.tis_cap is not None else []
@@ -157,7 +156,7 @@ class DataParallelPPOActor(BasePPOActor):
                 self.step_seconds.append(time.perf_counter() - started)
         metrics = sums.reduce()
         metrics["actor/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
-        metrics["perf/recomputed_layers/actor"] = float(recomputed)
+        metrics["perf/recomputed_layers/actor"] = float(self.memory.recomputed)
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = float(self.config.kl_loss_coef)
         return metrics

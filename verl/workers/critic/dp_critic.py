@@ -91,7 +91,6 @@ class DataParallelPPOCritic(BasePPOCritic):
         rows_per_step = max(1, self.config.ppo_mini_batch_size // dist.get_world_size())
         minis = split_mini_batches(data, rows_per_step, self.device)
         plan = self.update_plan.fitted(self.memory, rows.lengths, minis)
-        recomputed = self.memory.fit(plan.sizes(rows.lengths, minis))
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
@@ -102,7 +101,7 @@ class DataParallelPPOCritic(BasePPOCritic):
                 self._step(data, rows, minis[number], plan, sums)
         metrics = sums.reduce()
         metrics["critic/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
-        metrics["perf/recomputed_layers/critic"] = float(recomputed)
+        metrics["perf/recomputed_layers/critic"] = float(self.memory.recomputed)
         return metrics
 
     def _step(
