@@ -237,6 +237,22 @@ def test_an_estimator_of_the_users_own_may_have_a_critic(sound: list[str]) -> No
     assert uses_critic() and uses_critic("critic.enable=true")  # gae
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 4 * 8),  # validation: 3 tasks once
+        (["algorithm.adv_estimator=remax"], 4 * 9),  # and a greedy episode of each task
+        (["data.gen_batch_size=6"], 6 * 8),
+        (["data.val_batch_size=40"], 40),
+        (["data.val_batch_size=20", "actor_rollout_ref.rollout.val_kwargs.n=2"], 40),
+    ],
+)
+def test_a_rollout_has_a_request_of_each_episode_under_way(overrides: list[str], expected: int) -> None:
+    sizes = ["data.train_batch_size=4", "env.rollout.n=8", "data.val_batch_size=3"]
+    config = to_dataclass(compose_config([*sizes, *overrides]))
+    assert config.requests_at_once == expected
+
+
 def test_own_names_are_accepted_with_a_module_that_registers_them(sound: list[str]) -> None:
     check(sound, "algorithm.adv_estimator=mine", "env.env_name=chess", "actor_rollout_ref.model.external_lib=json.tool")
 

@@ -25,6 +25,17 @@ def test_a_step_is_padded_by_half_at_most() -> None:
             assert padded - tokens < tokens / 8
 
 
+@pytest.mark.parametrize("requests", [1, 4, 5, 64, 84, 200, 512, 5000])
+def test_only_steps_of_as_many_requests_as_expected_are_padded_little(requests: int) -> None:
+    every, sizes = graph_sizes(8192), graph_sizes(8192, requests)
+    top = bisect.bisect_left(every, requests)
+    if requests <= 512:
+        assert sizes[: top + 1] == every[: top + 1]  # decode steps of up to so many requests
+        assert sizes[top + 1 :] == [size for size in (128, 256, 512) if size > every[top]] + every[-9:]
+    else:
+        assert sizes == every
+
+
 def test_vllm_takes_the_list_as_it_is() -> None:
     compilation = pytest.importorskip("vllm.config").CompilationConfig
     sizes = graph_sizes(8192)

@@ -43,6 +43,16 @@ def test_contradictory_sizes_name_their_key(changes: dict, words: str) -> None:
         engine_settings(tiny.rollout_config(**changes), "model", device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "expected"),
+    [(1, 1, 128), (2, 2, 128), (2, 1, 64 + 16 + 4), (8, 2, 32 + 8 + 4)],  # docs/rollout.md: 1.25 times, four more
+)
+def test_an_engine_expects_its_share_of_the_requests(ranks: int, parallel: int, expected: int) -> None:
+    config = tiny.rollout_config(tensor_model_parallel_size=parallel)
+    assert engine_settings(config, "model", device="cpu", world_size=ranks).requests is None
+    assert engine_settings(config, "model", device="cpu", world_size=ranks, requests=128).requests == expected
+
+
 def test_the_hf_engine_counts_as_one_rank_whatever_the_tensor_parallel_size() -> None:
     config = tiny.rollout_config(name="hf", tensor_model_parallel_size=2)
     assert engine_settings(config, "model", device="cpu", world_size=3).tensor_parallel_size == 1

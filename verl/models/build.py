@@ -131,7 +131,7 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                 model, loaded = _auto_class(spec, config).from_pretrained(
                     spec.path,
                     config=config,
-                    dtype=spec.dtype,
+                    dtype="auto",  # that of the files: what is stored in half the bytes is widened on the device
                     trust_remote_code=spec.trust_remote_code,
                     output_loading_info=True,
                 )

@@ -255,7 +255,7 @@ def scatter_weights(model: nn.Module, source: dict[str, torch.Tensor] | None, de
     """Fill the shards of ``model`` from the full tensors that rank 0 holds, one parameter at a time.
 
     Args:
-        source: name → full tensor on rank 0 (any device), None on other ranks. Must name every parameter.
+        source: name → full tensor on rank 0 (any device and dtype), None on other ranks. Must name every parameter.
         device: the device collectives run on.
     """
     assert (source is None) == (dist.get_rank() != 0), "rank 0 holds the weights"
@@ -263,7 +263,7 @@ def scatter_weights(model: nn.Module, source: dict[str, torch.Tensor] | None, de
         if source is None:
             full = torch.empty(param.shape, dtype=param.dtype, device=device)
         else:
-            full = source[name].detach().to(device=device, dtype=param.dtype)
+            full = source[name].detach().to(device).to(param.dtype)  # in one call the host would do the cast
         if isinstance(param, DTensor):
             shard = distribute_tensor(full, param.device_mesh, param.placements)
             param.to_local().copy_(shard.to_local())

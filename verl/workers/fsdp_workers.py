@@ -68,9 +68,10 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         config: ``actor_rollout_ref`` of the config (``ActorRolloutRefConfig``).
         role: one of ``ROLES``; a rollout needs an actor beside it, whose weights it samples from.
         device: ``"cuda"`` or ``"cpu"``.
+        requests: the most that all rollout engines together will have at once, if that is known.
     """
 
-    def __init__(self, config: Any, role: str, device: str = "cuda") -> None:
+    def __init__(self, config: Any, role: str, device: str = "cuda", requests: int | None = None) -> None:
         super().__init__()
         if role not in ROLES:
             raise ValueError(f"role {role!r}: use one of {ROLES}")
@@ -80,6 +81,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         self.is_actor = "actor" in role
         self.is_rollout = "rollout" in role
         self.is_ref = "ref" in role
+        self._requests = requests
         self._updates = 0
         self.device = choose_device(device)
         ensure_process_group(device)
@@ -200,6 +202,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
             seed=rollout.seed,
             trust_remote_code=self.config.model.trust_remote_code,
             hf_overrides=self.config.model.override_config,
+            requests=self._requests,
         )
         self.hybrid = HybridEngine(
             self.module,

@@ -34,7 +34,7 @@ from verl.trainer.ppo.metric_utils import (
     compute_timing_metrics,
 )
 from verl.trainer.ppo.rank_failure import interrupted_by_failure
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, StartingRanks, start_ranks, uses_reference
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, StartingRanks, start_ranks
 from verl.trainer.ppo.resume_point import checkpoint_root
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
@@ -110,7 +110,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         self.traj_collector = traj_collector
         self._make_envs = make_envs
         self.use_critic = config.uses_critic
-        self.use_reference_policy = uses_reference(config)
+        self.use_reference_policy = config.uses_reference
         self.kl_ctrl_in_reward = (
             get_kl_controller(config.algorithm.kl_ctrl) if config.algorithm.use_kl_in_reward else None
         )

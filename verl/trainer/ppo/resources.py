@@ -150,8 +150,9 @@ def start_ranks(
         "actor_rollout": RayClassWithInitArgs(
             cls=role_worker_mapping[Role.ActorRollout],
             config=config.actor_rollout_ref,
-            role="actor_rollout_ref" if uses_reference(config) else "actor_rollout",
+            role="actor_rollout_ref" if config.uses_reference else "actor_rollout",
             device=device,
+            requests=config.requests_at_once,
         )
     }
     if use_critic:
@@ -175,8 +176,3 @@ def start_ranks(
         wait=False,
     )
     return StartingRanks(root, tuple(classes), root.execute_all_async("warm_up"))
-
-
-def uses_reference(config: PPOTrainerConfig) -> bool:
-    """Whether the run needs log-probabilities of the reference policy."""
-    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss

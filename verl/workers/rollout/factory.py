@@ -50,11 +50,13 @@ def build_rollout_engine(
     seed: int = 0,
     trust_remote_code: bool = False,
     hf_overrides: Mapping[str, Any] | None = None,
+    requests: int | None = None,
 ) -> RolloutEngine:
     """The engine of this rank, with weights that must still come through `load_weights`.
 
     rollout: `actor_rollout_ref.rollout` of the config (attributes). model_path: local folder with config.json; a
     tokenizer beside it is needed only for text-based sampling keys. eos_token_ids: every id that ends a response.
+    requests: the most that all engines together are expected to have at once, if that is known.
     With tensor parallelism all ranks call this together, after the process group exists. Raises ValueError naming the
     config key.
     """
@@ -68,5 +70,6 @@ def build_rollout_engine(
         trust_remote_code=trust_remote_code,
         hf_overrides=hf_overrides,
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
+        requests=requests,
     )
     return engine(settings)

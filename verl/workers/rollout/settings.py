@@ -34,6 +34,7 @@ class EngineSettings:
 
     Lengths and budgets count tokens. The KV cache takes `kv_cache_memory_mb` MiB, or, where that is None, what the
     share `gpu_memory_utilization` of the device leaves beside the weights (on CPU: what some 64 full sequences need).
+    `requests` is how many this engine is expected to have at once, None if that is not known; more of them work too.
     """
 
     model_path: str
@@ -53,6 +54,7 @@ class EngineSettings:
     disable_log_stats: bool = True
     trust_remote_code: bool = False
     seed: int = 0
+    requests: int | None = None
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,6 +77,12 @@ def resolve_dtype(name: str | torch.dtype, device: str) -> torch.dtype:
         raise ValueError(f"{_KEY}.dtype={name!r} is unknown; choose one of auto, {', '.join(_DTYPES)}") from None
 
 
+def _largest_share(requests: int, engines: int) -> int:
+    """What an engine of several may have of so many requests: they are balanced over engines only roughly."""
+    share = -(-requests // engines)
+    return share if engines == 1 else share + share // 4 + 4
+
+
 def engine_settings(
     rollout: Any,
     model_path: str,
@@ -85,11 +93,13 @@ def engine_settings(
     trust_remote_code: bool = False,
     hf_overrides: Mapping[str, Any] | None = None,
     world_size: int = 1,
+    requests: int | None = None,
 ) -> EngineSettings:
     """Read the rollout section of the config.
 
     rollout: `actor_rollout_ref.rollout` of the config, its keys as attributes.
     world_size: ranks of the job; `tensor_model_parallel_size` must divide it.
+    requests: the most that all engines together are expected to have at once, if that is known.
     Raises ValueError naming the key.
     """
     longest = rollout.prompt_length + rollout.response_length
@@ -130,6 +140,7 @@ def engine_settings(
         disable_log_stats=rollout.disable_log_stats,
         trust_remote_code=trust_remote_code,
         seed=seed,
+        requests=None if requests is None else _largest_share(requests, world_size // tensor_parallel),
         hf_overrides=dict(hf_overrides or {}),
         engine_kwargs={
             key: value

@@ -247,7 +247,7 @@ def _build_llm(settings: EngineSettings, config: PretrainedConfig) -> Any:
     else:
         kwargs["enable_sleep_mode"] = settings.free_cache_engine
         if not settings.enforce_eager and not _GRAPH_KEYS & set(settings.engine_kwargs):
-            kwargs["cudagraph_capture_sizes"] = graph_sizes(kwargs["max_num_batched_tokens"])
+            kwargs["cudagraph_capture_sizes"] = graph_sizes(kwargs["max_num_batched_tokens"], settings.requests)
         if settings.kv_cache_memory_mb is not None:
             kwargs["kv_cache_memory_bytes"] = settings.kv_cache_memory_mb << 20
     if dist.is_initialized():

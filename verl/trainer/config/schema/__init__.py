@@ -125,6 +125,14 @@ class PPOTrainerConfig(ConfigNode):
         return self.trainer.nnodes * self.trainer.n_gpus_per_node
 
     @property
+    def requests_at_once(self) -> int:
+        """The most requests that a rollout has under way: one of each episode of a training or validation batch."""
+        tasks = self.data.gen_batch_size or self.data.train_batch_size
+        group = max(self.env.rollout.n, 1) + (self.algorithm.adv_estimator == "remax")
+        attempts = max(self.actor_rollout_ref.rollout.val_kwargs.n, 1)
+        return max(tasks * group, (self.data.val_batch_size or 0) * attempts)
+
+    @property
     def uses_reference(self) -> bool:
         """Whether log-probabilities of the reference policy are needed."""
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
