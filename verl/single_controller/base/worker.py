@@ -23,6 +23,7 @@ from verl.single_controller.base.register_center.ray import (
     wait_for_rank_zero_info,
 )
 from verl.utils.net_utils import get_free_port
+from verl.utils.rank_log import log_as_rank
 
 __all__ = ["DistGlobalInfo", "DistRankInfo", "Worker", "WorkerHelper"]
 
@@ -84,6 +85,7 @@ class Worker(WorkerHelper):
             return instance
         rank, prefix = os.environ.get("RANK"), os.environ.get("WG_PREFIX")
         if rank is not None and prefix is not None:
+            log_as_rank(int(rank))
             instance._configure_before_init(register_center_name(prefix), int(rank))
         return instance
 

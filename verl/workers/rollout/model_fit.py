@@ -62,7 +62,7 @@ def parallel_hint(config: PretrainedConfig, settings: EngineSettings, device_byt
     return (
         f"{_KEY}.tensor_model_parallel_size={settings.tensor_parallel_size}, but one GPU has room for an engine of its "
         f"own ({weights / 2**30:.1f} GiB of weights): {_KEY}.tensor_model_parallel_size=1 samples faster, on two H200 "
-        "about 1.7 times as many tokens a second at 1.5 B parameters (docs/performance.md)"
+        "about twice as many tokens a second at 1.5 B parameters (docs/performance.md)"
     )
 
 
