@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tests.workers.tiny import CONFIGS, VOCABULARY, save_tiny_model, tiny_config
@@ -150,6 +152,26 @@ def test_a_folder_without_weights_gives_the_same_random_model_for_a_seed(
     assert all(same)
     assert not torch.equal(first.lm_head.weight.full_tensor(), other.lm_head.weight.full_tensor())
     assert "random weights" in caplog.text
+
+
+@pytest.mark.parametrize("named", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16", "mixed"])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_weights_arrive_as_they_are_stored_whatever_the_config_names(
+    tmp_path: Path, named: str, stored: str, wanted: torch.dtype
+) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    files = {name: tensor.float() for name, tensor in load_file(path / "model.safetensors").items()}
+    files = {name: tensor + 1e-4 * torch.randn_like(tensor) for name, tensor in files.items()}
+    if stored != "mixed":
+        files = {name: tensor.to(getattr(torch, stored)) for name, tensor in files.items()}
+    else:
+        files = {name: tensor.bfloat16() if "mlp" in name else tensor for name, tensor in files.items()}
+    save_file(files, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text()) | {"dtype": named}
+    (path / "config.json").write_text(json.dumps(config))
+    for name, got in full_parameters(_build(str(path), dtype=wanted)):
+        assert got.dtype == wanted and torch.equal(got, files[name].to(wanted)), name
 
 
 def test_a_missing_folder_names_the_key(tmp_path: Path) -> None:

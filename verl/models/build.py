@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import init_empty_weights
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
@@ -45,6 +45,7 @@ from verl.utils.model import update_model_config
 logger = logging.getLogger(__name__)
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+_SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,23 @@ class ModelSpec:
 def has_weights(path: str) -> bool:
     """Whether a local model folder holds weight files."""
     return any(any(Path(path).glob(pattern)) for pattern in _WEIGHT_FILES)
+
+
+def stored_dtype(path: str) -> torch.dtype | None:
+    """The dtype of all floating-point weights in a folder's safetensors files; None where they differ or are others.
+
+    It need not be the one that ``config.json`` names.
+    """
+    found = set()
+    for file in Path(path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
+    return _SAFETENSORS_DTYPES.get(found.pop()) if len(found) == 1 else None
+
+
+def _narrower(wanted: torch.dtype, stored: torch.dtype | None) -> torch.dtype:
+    """``stored`` where it takes fewer bytes, and so is exact in ``wanted``."""
+    return stored if stored is not None and stored.itemsize < wanted.itemsize else wanted
 
 
 def load_config(spec: ModelSpec) -> PretrainedConfig:
@@ -131,7 +149,7 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                 model, loaded = _auto_class(spec, config).from_pretrained(
                     spec.path,
                     config=config,
-                    dtype="auto",  # that of the files: what is stored in half the bytes is widened on the device
+                    dtype=_narrower(spec.dtype, stored_dtype(spec.path)),  # widened on the device
                     trust_remote_code=spec.trust_remote_code,
                     output_loading_info=True,
                 )
