@@ -174,6 +174,16 @@ def test_weights_arrive_as_they_are_stored_whatever_the_config_names(
         assert got.dtype == wanted and torch.equal(got, files[name].to(wanted)), name
 
 
+def test_files_beside_the_weights_say_nothing_of_their_dtype(tmp_path: Path) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    weights = {name: torch.randn_like(tensor) for name, tensor in load_file(path / "model.safetensors").items()}
+    (path / "model.safetensors").unlink()
+    torch.save(weights, path / "pytorch_model.bin")
+    save_file({"lora_A.weight": torch.zeros(2, 2, dtype=torch.bfloat16)}, path / "adapter_model.safetensors")
+    for name, got in full_parameters(_build(str(path), dtype=torch.float32)):
+        assert torch.equal(got, weights[name]), name
+
+
 def test_a_missing_folder_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model.path"):
         _build(str(tmp_path / "nowhere"))

@@ -82,12 +82,12 @@ def has_weights(path: str) -> bool:
 
 
 def stored_dtype(path: str) -> torch.dtype | None:
-    """The dtype of all floating-point weights in a folder's safetensors files; None where they differ or are others.
+    """The dtype of all weights in a model's safetensors files; None where they differ, are others or there are none.
 
-    It need not be the one that ``config.json`` names.
+    It need not be the one that ``config.json`` names. Files of other names, such as an adapter's, say nothing of it.
     """
     found = set()
-    for file in Path(path).glob("*.safetensors"):
+    for file in Path(path).glob("model*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
     return _SAFETENSORS_DTYPES.get(found.pop()) if len(found) == 1 else None
