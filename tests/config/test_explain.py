@@ -181,6 +181,11 @@ def test_micro_batches_of_policy_and_critic(overrides: list[str], said: str) -> 
     assert lines("gae", *(f"critic.{one}" for one in overrides))["micro-batches of the critic"] == said
 
 
+def test_memory_of_experts_is_not_guessed() -> None:
+    with pytest.raises(KeyError, match="num_experts_per_tok"):
+        shape_from_json(QWEN_1_5B | {"num_experts_per_tok": 2, "num_local_experts": 8})
+
+
 def test_memory_of_adapters() -> None:
     adapters, head = 18_464_768 / 2**30, 1537 / 2**30  # what peft makes of rank 16 on all linear layers
     grpo, ppo = "algorithm.adv_estimator=grpo", memory("critic.model.lora_rank=16")

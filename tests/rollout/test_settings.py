@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import MixtralConfig, Qwen2Config
 
 from tests.rollout import tiny
 from verl.workers.rollout.base import SamplingSettings
@@ -152,6 +152,9 @@ def test_a_hint_where_engines_of_one_gpu_would_sample_faster() -> None:
     assert "2.9 GiB of weights" in hint(2, 140) and "tensor_model_parallel_size=1 samples faster" in hint(2, 140)
     assert hint(2, 24) is not None  # a quarter of 14.4 GiB
     assert hint(2, 16) is None and hint(1, 140) is None
+    experts = MixtralConfig()  # 47 B, of which a token sees 13 B
+    awake = EngineSettings("model", dtype=torch.bfloat16, tensor_parallel_size=2, gpu_memory_utilization=0.9)
+    assert parallel_hint(experts, awake, 140 << 30) is None
 
 
 def test_an_engine_that_takes_the_memory_of_activations_is_worth_a_hint() -> None:

@@ -88,6 +88,19 @@ def test_limits_go_down_from_the_one_that_was_given() -> None:
     assert costs_by_limit(1_000, lambda tokens: [[tokens]], MEMORY, 1e9, 0, 10) == ([1_000], [1_010])
 
 
+@pytest.mark.parametrize("limit", [16_384, 20_000, 131_072, 10**9])
+def test_a_generous_limit_leaves_no_micro_batch_too_large_for_the_memory(limit: int) -> None:
+    least = MEMORY.needed(LEAST_TOKENS, MEMORY.layers)
+
+    def split(tokens: int) -> list[list[int]]:
+        return [[min(tokens, 40_000)] * 2]
+
+    limits, costs = costs_by_limit(limit, split, MEMORY, least, 0, 10)
+    assert limits[0] == limit and limits[-1] == LEAST_TOKENS
+    assert all(1 < larger / smaller <= 4 / 3 + 0.01 for larger, smaller in zip(limits[10:], limits[11:]))
+    assert int(np.argmin(costs)) == len(limits) - 1 and costs[-1] < 1e12 < costs[-2]
+
+
 def test_full_gradients_wait_only_where_they_cost_little_memory() -> None:
     def at_once(sizes: list[list[int]], unreduced: float, free: float) -> bool:
         return cheapest_way(sizes, MEMORY, free, unreduced, launches=7)[1]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from transformers import GPT2Config, MixtralConfig, PretrainedConfig, Qwen2ForCausalLM
 
@@ -15,11 +16,20 @@ from verl.models.activation_memory import ActivationMemory, activation_bytes_per
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
-from verl.utils.fsdp_utils import ShardingOptions, begin_micro_batch, create_device_mesh, ensure_process_group
+from verl.utils.fsdp_utils import (
+    SMALL_MODEL,
+    ShardingOptions,
+    begin_micro_batch,
+    create_device_mesh,
+    ensure_process_group,
+    reduction_bytes,
+    unit_bytes,
+)
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.critic import DataParallelPPOCritic
 
 GPU = torch.device("cuda", 0)
+GIB = 1 << 30
 OTHERS = {
     "gpt2": GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=2, n_positions=128, bos_token_id=0, eos_token_id=1),
     "mixtral": MixtralConfig(
@@ -85,6 +95,31 @@ def test_a_single_rank_adds_its_gradients_up_in_the_dtype_of_reduction(
     if held[0] is None:  # it need not be another dtype
         held = [p._unsharded_param.grad for unit in units for p in unit.fsdp_params]
     assert sum(gradient.nbytes for gradient in held) == width * count
+
+
+@pytest.mark.parametrize(("lora", "kept"), [(None, 0), (None, SMALL_MODEL), (LoraSettings(4, 8.0), 0)])
+def test_what_units_at_work_take_does_not_depend_on_the_update_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: LoraSettings | None, kept: int
+) -> None:
+    options = ShardingOptions(torch.bfloat16, torch.float32, gathered_below=kept)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)  # on a single rank nothing is reduced
+    model = _model(tmp_path, tiny_config(layers=4), options, lora=lora, gradient_checkpointing=True)
+    at_work = [p for name, p in model.named_parameters() if not name.startswith(("model.layers.2.", "model.layers.3."))]
+    every = sum(p.numel() for p in at_work)
+    trained = sum(p.numel() for p in at_work if p.requires_grad)
+    assert unit_bytes(model) == 2 * trained + (0 if kept else 2 * every)  # weights in bf16, unless they stay gathered
+    assert reduction_bytes(model) == 4 * trained
+    memory = ActivationMemory(model)
+    before, ways = memory._memory(), []
+    assert before.fixed == 4 * GIB + unit_bytes(model) + reduction_bytes(model)
+    full = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) if kept else reduction_bytes(model)
+    for missing in (0, 1, 0):  # of the room for full gradients, which take the place of those that are reduced
+        free = before.needed(100, 0) - reduction_bytes(model) + full - missing * (kept > 0)
+        monkeypatch.setattr(memory, "_free", lambda free=free: free)
+        assert memory.fit([[100, 100]]) == 0
+        ways.append(model.sharding_options.reduce_once)
+        assert memory._memory() == before
+    assert ways == ([True, False, True] if kept else [False] * 3)
 
 
 def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

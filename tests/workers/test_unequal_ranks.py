@@ -32,7 +32,7 @@ FREE = [(80 * GIB, 0), (80 * GIB, 80 * GIB), (4.73 * GIB, 80 * GIB)]
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     ensure_process_group("cpu")
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
+    return save_tiny_model(tmp_path_factory.mktemp("model"), layers=4)  # more than FSDP has at work at a time
 
 
 def _rows(update: int) -> DataProto:
@@ -68,6 +68,7 @@ def _updates(path: str, gathered_below: int, limited: bool) -> tuple[list[dict[s
             mock.patch.object(activation_memory, "allocated_bytes", measured if limited else lambda device: 0),
         ):
             metrics.append(actor.update_policy(_rows(update)))
+        assert module.sharding_options.reduce_once == (gathered_below > 0 and not (limited and update == 0))
         recomputed = [layer.gradient_checkpointing for layer in decoder_layers(module)]
         assert sum(recomputed) == metrics[-1]["perf/recomputed_layers/actor"]
     if limited:
@@ -91,4 +92,4 @@ def _on_a_rank(path: str) -> list[list[float]]:
 def test_ranks_with_unequal_memory_rows_and_measurements_agree(model_path: str) -> None:
     first, second = run_ranks(_on_a_rank, 2, model_path)
     assert first == second
-    assert first == [[2, 0, 0]] * 2
+    assert first == [[4, 0, 0]] * 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, GPT2Config, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 
 from verl.models.micro_batches import split_by_rows, split_by_tokens, split_evenly
 from verl.protocol import DataProto
@@ -181,6 +181,30 @@ def test_flops_of_a_known_shape() -> None:
     assert head == 6 * 100 * 1536 * 151936
     attention = counter.training_flops([1000], 0) - 1000 / 2 * counter.training_flops([1, 1], 0)
     assert attention == pytest.approx(6 * 28 * 1536 * 1000**2, rel=1e-2)
+
+
+def test_flops_of_experts_are_those_of_the_ones_that_a_token_goes_to() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 97}
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    for config in (
+        Qwen2Config(**sizes, intermediate_size=96, num_hidden_layers=1),
+        MixtralConfig(**sizes, intermediate_size=96, num_hidden_layers=1, num_experts_per_tok=3),
+        Qwen2MoeConfig(**sizes, **experts, num_hidden_layers=1, num_experts=8, shared_expert_intermediate_size=40),
+        Glm4MoeConfig(**sizes, **experts, num_hidden_layers=1, first_k_dense_replace=0, n_shared_experts=2),
+    ):
+        with torch.device("meta"):
+            (layer,) = AutoModelForCausalLM.from_config(config).model.layers
+        weights = 0.0
+        for name, weight in layer.named_parameters():
+            if "gate.weight" in name:  # chooses experts, or says how much of the shared ones
+                continue
+            share = config.num_experts_per_tok / len(weight) if weight.dim() == 3 else 1
+            weights += share * weight.numel() * (weight.dim() > 1)
+        assert FlopsCounter(config).layer_parameters() == weights, config.model_type
+
+
+def test_a_family_that_does_not_name_the_size_of_its_mlp_has_figures_too() -> None:
+    assert FlopsCounter(GPT2Config(n_embd=64, n_head=2)).layer_parameters() == 64 * 32 * 8 + 3 * 64 * 256
 
 
 @pytest.mark.parametrize(

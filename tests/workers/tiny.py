@@ -28,13 +28,13 @@ VOCABULARY = 97
 CONFIGS = {"qwen2": (Qwen2Config, True), "qwen3": (Qwen3Config, True), "llama": (LlamaConfig, False)}
 
 
-def tiny_config(family: str = "qwen2") -> PretrainedConfig:
+def tiny_config(family: str = "qwen2", layers: int = 2) -> PretrainedConfig:
     kind, tied = CONFIGS[family]
     return kind(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
@@ -47,9 +47,9 @@ def tiny_config(family: str = "qwen2") -> PretrainedConfig:
     )
 
 
-def save_tiny_model(folder: Path, family: str = "qwen2", seed: int = 0) -> str:
+def save_tiny_model(folder: Path, family: str = "qwen2", seed: int = 0, layers: int = 2) -> str:
     torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(tiny_config(family, layers)).save_pretrained(folder)
     return str(folder)
 
 

@@ -30,9 +30,11 @@ from verl.utils.fsdp_utils import (
     gathered_bytes,
     gathered_root_bytes,
     reduce_gradients_once,
+    reduction_bytes,
     unit_bytes,
     unreduced_bytes,
 )
+from verl.utils.model import mlp_width
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +69,9 @@ def activation_bytes_per_token(model: nn.Module) -> float:
 
 def _mlp_numbers(config: PretrainedConfig) -> int:
     """Numbers a token leaves behind in an MLP; with experts, also the input and output of each that it goes to."""
-    hidden = config.hidden_size
-    width = getattr(config, "intermediate_size", None) or 4 * hidden  # families that do not name it have this size
     experts = getattr(config, "num_experts_per_tok", None) or 0
-    expert_width = getattr(config, "moe_intermediate_size", None) or width
-    return max(4 * width, experts * (4 * expert_width + 2 * hidden))
+    dense = getattr(config, "intermediate_size", None) or 0  # some layers of a model with experts may have none
+    return max(4 * dense, 4 * mlp_width(config) + experts * 2 * config.hidden_size)
 
 
 def optimizer_bytes_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
@@ -136,7 +136,8 @@ class ActivationMemory:
         self.bytes_per_token: float | None = None
         self._layers = decoder_layers(model)
         self.adjustable = [m for m in self._layers if getattr(m, "gradient_checkpointing", False)]
-        self._unreduced = unreduced_bytes(model)
+        self._fixed = _HEAD_BYTES + unit_bytes(model) + reduction_bytes(model)
+        self._unreduced = max(0, unreduced_bytes(model) - reduction_bytes(model))  # the rest is there either way
         self._root = gathered_root_bytes(model)
         parameters = sum(p.numel() for layer in self._layers for p in layer.parameters())
         self._launches = launch_tokens(len(self._layers), parameters)
@@ -226,7 +227,7 @@ class ActivationMemory:
             layers=len(self._layers),
             kept=self.bytes_per_token or activation_bytes_per_token(self.model),
             inputs=self._input_bytes(),
-            fixed=_HEAD_BYTES + unit_bytes(self.model),
+            fixed=self._fixed,
             may_recompute=bool(self.adjustable),
         )
 

@@ -21,8 +21,9 @@ _LAUNCHES = 1.2e11
 # Share of an optimiser step's time that each reduction of its gradients beyond the first costs.
 _REDUCTION = 0.03
 
-# Micro-batches are made smaller by these factors, but not below so many tokens.
+# Micro-batches are made smaller by these factors, and from there on by another again and again, down to so many tokens.
 _FACTORS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8)
+_FURTHER = 4 / 3
 LEAST_TOKENS = 2048
 
 Sizes = Sequence[Sequence[int]]  # tokens of each micro-batch of each optimiser step
@@ -80,7 +81,7 @@ def cheapest_way(
     Args:
         sizes: tokens of each micro-batch of each optimiser step.
         free: bytes that the update may take, full gradients included.
-        unreduced: bytes of full gradients; 0 where they are not kept, or reduced anyway.
+        unreduced: bytes of full gradients beyond those at work; 0 where they are not kept, or reduced anyway.
         launches: see ``launch_tokens``.
 
     Returns:
@@ -120,5 +121,7 @@ def costs_by_limit(
     Args:
         split: the micro-batches, were they filled up to so many tokens.
     """
-    limits = [limit] + [int(limit / factor) for factor in _FACTORS[1:] if limit / factor >= LEAST_TOKENS]
+    limits = [int(limit / factor) for factor in _FACTORS if factor == 1 or limit / factor >= LEAST_TOKENS]
+    while len(limits) >= len(_FACTORS) and limits[-1] > LEAST_TOKENS:
+        limits.append(max(LEAST_TOKENS, int(limits[-1] / _FURTHER)))
     return limits, [cheapest_way(split(tokens), memory, free, unreduced, launches)[0] for tokens in limits]

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from verl.utils.model import mlp_width
+
 logger = logging.getLogger(__name__)
 
 # Dense bf16 peak in TFLOP/s by the vendors' data sheets, by name. No digit may follow: H200 is no H20, A4000 no A40.
@@ -60,7 +62,7 @@ def get_device_flops(unit: str = "T", device_name: str | None = None) -> float:
 
 
 class FlopsCounter:
-    """Arithmetic of decoder-only models, from their config.
+    """Arithmetic of decoder-only models, from their config. Every MLP is counted as a gated one.
 
     Args:
         config: a transformers config with the usual names (``hidden_size``, ``num_hidden_layers`` …).
@@ -73,11 +75,11 @@ class FlopsCounter:
         self.heads = config.num_attention_heads
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
         self.head_dim = getattr(config, "head_dim", None) or self.hidden // self.heads
-        self.intermediate = config.intermediate_size
+        self.intermediate = mlp_width(config)
         self.vocabulary = config.vocab_size
 
     def layer_parameters(self) -> int:
-        """Weights of one decoder layer's matrix products."""
+        """Weights of one decoder layer's matrix products; of experts those that a token goes to."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 

@@ -151,21 +151,27 @@ def unreduced_bytes(model: nn.Module) -> int:
 def unit_bytes(model: nn.Module) -> int:
     """Bytes that FSDP takes for the units at work in an update: the root and two layers, or a small model as a whole.
 
-    Their gradients in the dtypes of compute and reduction, and their weights; without what ``gathered_bytes`` and
-    ``unreduced_bytes`` count. 0 for a model that is not sharded.
+    Their gradients in the dtype of compute, and their weights without what ``gathered_bytes`` counts. 0 for a model
+    that is not sharded.
     """
     options = getattr(model, "sharding_options", None)
     if options is None:
         return 0
     total = 0
     for parameter in _root_and_layers(model, 2):
-        compute = (options.param_dtype or parameter.dtype).itemsize
-        reduce = (options.reduce_dtype or options.param_dtype or parameter.dtype).itemsize
-        size = compute if options.reshard_after_forward else 0
-        if parameter.requires_grad:
-            size += compute + (0 if options.reduce_once else reduce)
-        total += size * parameter.numel()
+        copies = int(options.reshard_after_forward) + int(parameter.requires_grad)
+        total += copies * (options.param_dtype or parameter.dtype).itemsize * parameter.numel()
     return total
+
+
+def reduction_bytes(model: nn.Module) -> int:
+    """Bytes of the gradients of the same units in the dtype in which FSDP reduces them over ranks; 0 for a single rank
+    that adds them up there."""
+    options = getattr(model, "sharding_options", None)
+    if options is None or (options.reduce_once and dist.get_world_size() == 1):
+        return 0
+    trained = (p for p in _root_and_layers(model, 2) if p.requires_grad)
+    return sum(p.numel() * (options.reduce_dtype or options.param_dtype or p.dtype).itemsize for p in trained)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:

@@ -50,6 +50,20 @@ def get_generation_config(model: str, trust_remote_code: bool = False) -> Genera
         return None
 
 
+def mlp_width(config: Any) -> int:
+    """Features of a token inside the MLP of a decoder layer, with experts those of all it goes to and of shared ones.
+
+    A family that does not name the size of its MLP has four times the hidden size.
+    """
+    width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None)
+    if not experts:
+        return width
+    expert = getattr(config, "moe_intermediate_size", None) or width
+    shared = (getattr(config, "n_shared_experts", None) or 0) * expert
+    return experts * expert + (getattr(config, "shared_expert_intermediate_size", None) or shared)
+
+
 def get_model_size(model: nn.Module, scale: str = "auto") -> tuple[float, str]:
     """Parameter count scaled to ``B``, ``M``, ``K`` or ``""``; returns ``(count, unit)``."""
     count = float(sum(p.numel() for p in model.parameters()))

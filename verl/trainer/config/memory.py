@@ -110,8 +110,10 @@ def shape_from_json(raw: Mapping[str, Any]) -> ModelShape:
     """The shape of a decoder of the Llama and Qwen families.
 
     Raises:
-        KeyError, TypeError: the configuration is of another family.
+        KeyError, TypeError: the configuration is of another family, or has experts.
     """
+    if raw.get("num_experts_per_tok"):
+        raise KeyError("num_experts_per_tok")
     hidden, layers, vocabulary = int(raw["hidden_size"]), int(raw["num_hidden_layers"]), int(raw["vocab_size"])
     heads, intermediate = int(raw["num_attention_heads"]), int(raw["intermediate_size"])
     head_dim = int(raw.get("head_dim") or hidden // heads)

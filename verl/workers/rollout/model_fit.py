@@ -59,6 +59,8 @@ def parallel_hint(config: PretrainedConfig, settings: EngineSettings, device_byt
     weights = parameters * settings.dtype.itemsize
     if settings.tensor_parallel_size < 2 or weights > _ROOMY * settings.gpu_memory_utilization * device_bytes:
         return None
+    if getattr(text, "num_experts_per_tok", None):  # the weights of experts are many more than those a token sees
+        return None
     return (
         f"{_KEY}.tensor_model_parallel_size={settings.tensor_parallel_size}, but one GPU has room for an engine of its "
         f"own ({weights / 2**30:.1f} GiB of weights): {_KEY}.tensor_model_parallel_size=1 samples faster, on two H200 "
