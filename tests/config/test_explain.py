@@ -181,9 +181,16 @@ def test_micro_batches_of_policy_and_critic(overrides: list[str], said: str) -> 
     assert lines("gae", *(f"critic.{one}" for one in overrides))["micro-batches of the critic"] == said
 
 
-def test_memory_of_experts_is_not_guessed() -> None:
+def test_memory_of_experts_is_not_guessed(tmp_path: Path) -> None:
+    experts = QWEN_1_5B | {"num_experts_per_tok": 2, "num_local_experts": 8}
     with pytest.raises(KeyError, match="num_experts_per_tok"):
-        shape_from_json(QWEN_1_5B | {"num_experts_per_tok": 2, "num_local_experts": 8})
+        shape_from_json(experts)
+    (tmp_path / "config.json").write_text(json.dumps(experts))
+    lines = dict(derived_lines(to_dataclass(compose([f"actor_rollout_ref.model.path={tmp_path}"]).config)))
+    assert lines["memory per rank"] == (
+        "unknown: the config.json of actor_rollout_ref.model.path is not on this machine, or not of a dense model like "
+        "Llama and Qwen"
+    )
 
 
 def test_memory_of_adapters() -> None:
@@ -223,7 +230,8 @@ def test_each_model_is_read_from_its_own_folder(tmp_path: Path) -> None:
     lines = dict(derived_lines(to_dataclass(compose(judged).config)))
     assert "critic parameters" not in lines and "memory per rank, update of the critic" not in lines
     assert lines["reward model parameters"] == (
-        "unknown and not counted: the config.json of reward_model.model.path is not on this machine"
+        "unknown and not counted: the config.json of reward_model.model.path is not on this machine, or not of a dense "
+        "model like Llama and Qwen"
     )
 
 

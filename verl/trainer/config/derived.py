@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from verl.trainer.config.memory import memory_phases, model_shapes
 from verl.trainer.config.schema import ActorConfig, CriticConfig, PPOTrainerConfig
 
+_UNKNOWN = "the config.json of {} is not on this machine, or not of a dense model like Llama and Qwen"
+
 
 def derived_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     """``(what, figure)`` pairs, in reading order; a configuration with a size below 1 has none."""
@@ -26,9 +28,9 @@ def _memory_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         if shape is not None:
             yield f"{model} parameters", f"{shape.parameters / 1e6:,.1f} M"
         elif model != "model":
-            yield f"{model} parameters", f"unknown and not counted: the config.json of {key} is not on this machine"
+            yield f"{model} parameters", f"unknown and not counted: {_UNKNOWN.format(key)}"
     if shapes["model"][1] is None:
-        yield "memory per rank", "unknown: the model's config.json is not on this machine"
+        yield "memory per rank", f"unknown: {_UNKNOWN.format(shapes['model'][0])}"
         return
     known = {model: shape for model, (_, shape) in shapes.items() if shape is not None}
     for phase, gib, parts in memory_phases(config, known):
