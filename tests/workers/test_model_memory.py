@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from transformers import GPT2Config, MixtralConfig, PretrainedConfig, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, PretrainedConfig, Qwen2ForCausalLM
 
 from tests.workers.tiny import actor_config, embedded_config, tiny_config
 from verl.models import activation_memory
@@ -16,6 +16,7 @@ from verl.models.activation_memory import ActivationMemory, activation_bytes_per
 from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
+from verl.models.memory_plan import launch_tokens
 from verl.utils.fsdp_utils import (
     SMALL_MODEL,
     ShardingOptions,
@@ -60,6 +61,13 @@ def test_activations_are_estimated_in_the_dtype_of_compute(tmp_path: Path, famil
     assert activation_bytes_per_token(_model(tmp_path, config, ShardingOptions())) == 4 * NUMBERS[family]
     mixed = _model(tmp_path, config, ShardingOptions(torch.bfloat16, torch.float32))
     assert activation_bytes_per_token(mixed) == 2 * NUMBERS[family]
+
+
+@pytest.mark.parametrize(("family", "mlp"), [("qwen2", 96), ("mixtral", 3 * 96)])
+def test_a_micro_batch_costs_as_many_tokens_as_compute_what_a_token_passes_through(family: str, mlp: int) -> None:
+    model = AutoModelForCausalLM.from_config(OTHERS.get(family) or tiny_config(family))
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * mlp  # queries and output, keys and values, the MLP
+    assert ActivationMemory(model)._launches == launch_tokens(2, 2 * layer)
 
 
 def test_a_model_that_fsdp_did_not_shard_computes_in_the_dtype_of_its_parameters() -> None:

@@ -65,7 +65,7 @@ def launch_tokens(layers: int, layer_parameters: int) -> float:
     """Tokens that an update could process while the host launches one more micro-batch.
 
     Args:
-        layer_parameters: of all layers together.
+        layer_parameters: of all layers together, as far as a token passes through them.
     """
     return _LAUNCHES * layers / max(layer_parameters, 1)
 
