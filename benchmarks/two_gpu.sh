@@ -40,6 +40,13 @@ done
 mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) || refuse "OUT=$OUT has to be a folder that can be written to"
 work=$(mktemp -d "${TMPDIR:-/tmp}/two_gpu.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+running=
+ended() {  # a stage ends with the script: it saves what it has, as far as its limit lets it
+    [[ -n "$running" ]] && kill "$running" 2>/dev/null && wait "$running"
+    exit "$1"
+}
+trap 'ended 143' TERM
+trap 'ended 130' INT
 python=python3
 if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
     python=.venv/bin/python
@@ -57,7 +64,10 @@ stage() {
     shift 2
     [[ " $STAGES " == *" $name "* ]] || return 0
     echo "== $name (at most $limit s)"
-    timeout --kill-after=20 "$limit" "$@" >"$OUT/$name.log" 2>&1 || code=$?
+    timeout --kill-after=20 "$limit" "$@" >"$OUT/$name.log" 2>&1 &
+    running=$!
+    wait "$running" || code=$?
+    running=
     local word="exit code $code"
     ((code == 0)) && word=ok
     ((code == 124 || code == 137)) && word="out of time"
@@ -105,7 +115,11 @@ else
         makes_model=yes
     fi
     sizes=("actor_rollout_ref.model.path='$MODEL'")
-    update=()
+    # a rank's part of the recipe, with the memory that the engine leaves it
+    update=(
+        --arms fit-compiled --rows 96 --mini-rows 32 --prompt-tokens 450 900 --response-tokens 5 40 --steps 4
+        --reshard-after-forward --keep-gathered --occupied-gib 80 --micro-tokens 16384
+    )
     rollout=()
     tests=(-m gpu tests)
 fi

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,32 @@ def test_a_wrong_argument_is_named(tmp_path: Path, name: str, value: str, said: 
     assert done.returncode == 64, done.stdout
     assert said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    """SIGINT as from ``kill``, to the script alone; a terminal sends it to the stage as well."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python3").write_text(f'#!/bin/sh\necho $$ >>{tmp_path}/started\nexec sleep 300\n')
+    (tools / "python3").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools), "TINY": "yes"}
+    environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update tests"}
+    script = subprocess.Popen(["bash", str(SCRIPT)], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        started = tmp_path / "started"
+        _wait_for(lambda: started.exists() and started.read_text().strip())
+        script.send_signal(sent)
+        assert script.wait(timeout=60) == code
+        stages = started.read_text().split()
+        assert len(stages) == 1  # the stage after it did not begin
+        _wait_for(lambda: not Path(f"/proc/{stages[0]}").exists())
+    finally:
+        script.kill()
+
+
+def _wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)

@@ -211,6 +211,7 @@ def test_a_family_that_does_not_name_the_size_of_its_mlp_has_figures_too() -> No
     ("name", "tera"),
     [
         ("NVIDIA H200", 989.0),
+        ("NVIDIA H200 NVL", 835.0),
         ("NVIDIA GH200 480GB", 989.0),
         ("NVIDIA H20", 148.0),
         ("NVIDIA H100 80GB HBM3", 989.0),
@@ -218,6 +219,8 @@ def test_a_family_that_does_not_name_the_size_of_its_mlp_has_figures_too() -> No
         ("NVIDIA H100 NVL", 835.0),
         ("NVIDIA B200", 2250.0),
         ("NVIDIA GB200", 2500.0),
+        ("NVIDIA B300 SXM6 AC", 2250.0),
+        ("NVIDIA GB300", 2500.0),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA A100 80GB PCIe", 312.0),
         ("NVIDIA A10", 125.0),

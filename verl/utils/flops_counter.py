@@ -20,10 +20,14 @@ logger = logging.getLogger(__name__)
 
 # Dense bf16 peak in TFLOP/s by the vendors' data sheets, by name. No digit may follow: H200 is no H20, A4000 no A40.
 _PEAK_TFLOPS = (
+    ("GB300", 2500.0),
     ("GB200", 2500.0),
+    ("B300", 2250.0),
     ("B200", 2250.0),
+    ("MI325X", 1307.0),
     ("MI300X", 1307.0),
     ("MI250X", 383.0),
+    ("H200 NVL", 835.0),
     ("H200", 989.0),
     ("GH200", 989.0),
     ("H100 PCIe", 756.0),
