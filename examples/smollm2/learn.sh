@@ -21,7 +21,7 @@ WORK=${WORK:-outputs/smollm2}
 MODEL=${MODEL:-$WORK/start}                # from make_start.sh
 RUN=$WORK/${ALGO}_seed$SEED                # checkpoints, metrics.jsonl, validation/
 CPUS=${CPUS:-16}                           # for Ray
-short=/tmp/smol_$UID$ALGO$SEED             # Ray's sockets lie below it, and their paths must be short
+short=/tmp/smol_${UID}_$(cksum <<<"$PWD $RUN" | cut -d' ' -f1)  # Ray's sockets lie below: their paths must be short
 CACHE=${CACHE:-$short/compile}             # its own, as runs that start together write the same files; share a warm one
 
 case $ALGO in
