@@ -13,8 +13,8 @@ import psutil
 import pytest
 from end_to_end_support import ROOT, Run
 
-from verl.trainer.ppo.resume_point import TRACKER_FILE
 from verl.trainer.ppo.trainer_checkpoint import load_state
+from verl.utils.checkpoint.step_folder import TRACKER_FILE
 
 ENDLESS = [
     "trainer.total_training_steps=1000",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+
+from verl.utils.rank_log import OWN_LINE
 
 CODE = """
 import logging
@@ -27,5 +30,8 @@ def test_rank_zero_tells_what_the_others_keep(rank: int, telling: bool) -> None:
     for name in ("verl.models.build", "agent_system.memory", "gigpo"):
         assert done.stderr.count(f"[{name}][INFO] - {name} tells\n") == telling
         assert done.stderr.count(f"[{name}][WARNING] - {name} warns\n") == 1
-    assert "somebody.else tells" not in done.stderr and done.stderr.count("somebody.else warns\n") == 1
+    assert "somebody.else tells" not in done.stderr
+    assert done.stderr.count("[somebody.else][WARNING] - somebody.else warns\n") == 1
+    own = [line for line in done.stderr.splitlines() if re.search(OWN_LINE, line)]
+    assert len(own) == 3 * (1 + telling)
     assert "whispers" not in done.stderr

@@ -8,8 +8,9 @@ A folder with only ``config.json`` has no weights to read: then the weights are 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from transformers import (
     AutoModelForTokenClassification,
     PretrainedConfig,
 )
+from transformers.utils import logging as transformers_logging
 
 from verl.models.attention import register_packed_attention
 from verl.models.heads import VALUE_HEAD, install_log_prob_head, install_value_head
@@ -146,13 +148,14 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                 )
         else:
             try:
-                model, loaded = _auto_class(spec, config).from_pretrained(
-                    spec.path,
-                    config=config,
-                    dtype=_narrower(spec.dtype, stored_dtype(spec.path)),  # widened on the device
-                    trust_remote_code=spec.trust_remote_code,
-                    output_loading_info=True,
-                )
+                with _without_load_report(spec.kind == "value"):
+                    model, loaded = _auto_class(spec, config).from_pretrained(
+                        spec.path,
+                        config=config,
+                        dtype=_narrower(spec.dtype, stored_dtype(spec.path)),  # widened on the device
+                        trust_remote_code=spec.trust_remote_code,
+                        output_loading_info=True,
+                    )
             except (OSError, SafetensorError) as error:
                 raise ValueError(
                     f"the weights in {spec.path} cannot be read ({type(error).__name__}: {error}): model.path has to "
@@ -167,6 +170,18 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
         if spec.lora is not None:
             add_lora(model, spec.lora)
     return model
+
+
+@contextlib.contextmanager
+def _without_load_report(quiet: bool) -> Iterator[None]:
+    """Keep transformers from reporting weights that are not in the files, where a new head is what is wanted."""
+    verbosity = transformers_logging.get_verbosity()
+    if quiet:
+        transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def _why_random(spec: ModelSpec) -> str:
@@ -212,6 +227,6 @@ def build_model(
             source = dict(_build_source(spec, config, device).named_parameters())
         scatter_weights(model, source, device)
     model.train()
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and like is None:
         logger.info("%s: %.1f M parameters, %s", type(model).__name__, count_parameters(model) / 1e6, spec.path)
     return model

@@ -28,12 +28,17 @@ from verl.trainer.ppo.timing import StartupLedger
 from verl.utils.bytecode import keep_bytecode
 from verl.utils.long_lived import made_to_stay
 from verl.utils.progress import reported
+from verl.utils.rank_log import OWN_LINE
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.trainer.ppo.resources import StartingRanks
 
 logger = logging.getLogger(__name__)
+
+# Which lines of ranks are never left out or held back as copies of others; Ray takes those for copies that differ in
+# digits alone. It reads this when it is imported.
+RAY_KEEPS_LINES = {"RAY_DEDUP_LOGS_ALLOW_REGEX": OWN_LINE}
 
 # Ray's own settings, for a local Ray.
 RAY_SETTINGS = {
@@ -87,6 +92,8 @@ def start_ray(config: PPOTrainerConfig) -> None:
     Raises:
         ConfigError: a Ray of our own cannot start in the folder it would take, such as on a full disk.
     """
+    for name, value in RAY_KEEPS_LINES.items():
+        os.environ.setdefault(name, value)
     import ray
 
     from verl.utils.lost_actors import unusable_ray_folder

@@ -27,6 +27,7 @@ from verl.models.packing import PackedRows, pack_rows
 from verl.trainer.config.sft_schema import SFTConfig
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.checkpoint.hf_export import export_model
+from verl.utils.checkpoint.step_folder import TRACKER_FILE
 from verl.utils.dataset.sft_dataset import SFTDataset
 from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import (
@@ -45,7 +46,6 @@ from verl.workers.guarded_step import GuardedOptimizer
 
 logger = logging.getLogger(__name__)
 
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _EMPTY_ROW = (np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32))
 
 

@@ -11,14 +11,13 @@ import yaml
 from omegaconf import DictConfig
 
 from verl.trainer.config.convert import to_dataclass
+from verl.trainer.config.earlier_run import RESOLVED_NAME, changed_values
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import resolve_device
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate import notices, validate
 
 logger = logging.getLogger(__name__)
-
-RESOLVED_NAME = "resolved_config"
 
 
 def prepare_config(config: DictConfig) -> PPOTrainerConfig:
@@ -35,6 +34,8 @@ def prepare_config(config: DictConfig) -> PPOTrainerConfig:
     logger.info("resolved configuration:\n%s", text)
     for line in notices(typed):
         logger.warning(line)
+    if changed := changed_values(typed):
+        logger.warning(changed)
     logger.info("kept as %s", write_resolved(text, typed.trainer.run_dir))
     return typed
 

@@ -382,8 +382,9 @@ class RayPPOTrainer(CheckpointedTrainer):
 
     def _verify_weight_sync(self, probes: list[ray.ObjectRef]) -> None:
         """Stop before the first step if engine and trainer do not compute the same model."""
-        for report in self.actor_rollout_wg.get(probes, method="probe")[:1]:
-            logger.info("engine against trainer log-probabilities: %s", report)
+        report = self.actor_rollout_wg.get(probes, method="probe")[0]
+        gaps = report["rollout/probe_gap_mean"], report["rollout/probe_gap_max"]
+        logger.info("engine and trainer differ by %.2g in the mean and %.2g at most in log-probabilities", *gaps)
 
     # ------------------------------------------------------------------ the end
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from verl.trainer.config import PPOTrainerConfig
-from verl.utils.checkpoint.step_folder import step_of
-
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
+from verl.utils.checkpoint.step_folder import TRACKER_FILE, step_of
 
 
 def checkpoint_root(config: PPOTrainerConfig) -> Path:

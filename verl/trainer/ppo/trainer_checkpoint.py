@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.resume_point import TRACKER_FILE
 from verl.utils.checkpoint.errors import explained_read, explained_write
-from verl.utils.checkpoint.step_folder import is_step_folder, step_of
+from verl.utils.checkpoint.step_folder import TRACKER_FILE, is_step_folder, step_of
 
 logger = logging.getLogger(__name__)
 

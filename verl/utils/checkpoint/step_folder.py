@@ -1,10 +1,11 @@
-"""The name of a checkpoint's folder, which holds its step."""
+"""The name of a checkpoint's folder, which holds its step, and of the file that names the newest one."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _STEP_FOLDER = re.compile(r"global_step_(\d+)$")
 
 
