@@ -184,6 +184,36 @@ def test_files_beside_the_weights_say_nothing_of_their_dtype(tmp_path: Path) -> 
         assert torch.equal(got, weights[name]), name
 
 
+@pytest.mark.parametrize("read", ["pytorch_model.bin", "model.safetensors", "model.safetensors.index.json"])
+def test_files_of_the_model_that_are_not_read_say_nothing_of_their_dtype(tmp_path: Path, read: str) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    weights = {name: torch.randn_like(tensor) for name, tensor in load_file(path / "model.safetensors").items()}
+    (path / "model.safetensors").unlink()
+    if read == "pytorch_model.bin":
+        torch.save(weights, path / read)
+    elif read == "model.safetensors":
+        save_file(weights, path / read, metadata={"format": "pt"})
+        (path / "model-00001-of-00002.safetensors").write_bytes(b"half of it")
+        (path / "model.old.safetensors").symlink_to("gone")
+    else:
+        for name, tensor in weights.items():
+            save_file({name: tensor}, path / f"{name}.safetensors", metadata={"format": "pt"})
+        index = {"metadata": {}, "weight_map": {name: f"{name}.safetensors" for name in weights}}
+        (path / read).write_text(json.dumps(index))
+    variant = {name: tensor.half() for name, tensor in weights.items()}
+    save_file(variant, path / "model.fp16.safetensors", metadata={"format": "pt"})
+    for name, got in full_parameters(_build(str(path), dtype=torch.float32)):
+        assert torch.equal(got, weights[name]), name
+
+
+def test_an_index_of_weights_that_is_damaged_names_the_key(tmp_path: Path) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"model')
+    with pytest.raises(ValueError, match="cannot be read.*model.path"):
+        _build(str(path))
+
+
 def test_a_missing_folder_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model.path"):
         _build(str(tmp_path / "nowhere"))

@@ -9,6 +9,7 @@ A folder with only ``config.json`` has no weights to read: then the weights are 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from transformers import (
     AutoModelForTokenClassification,
     PretrainedConfig,
 )
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 
 from verl.models.attention import register_packed_attention
@@ -86,13 +88,24 @@ def has_weights(path: str) -> bool:
 def stored_dtype(path: str) -> torch.dtype | None:
     """The dtype of all weights in a model's safetensors files; None where they differ, are others or there are none.
 
-    It need not be the one that ``config.json`` names. Files of other names, such as an adapter's, say nothing of it.
+    It need not be the one that ``config.json`` names. Files that are not read, such as an adapter's, those of another
+    variant, or what is left of an earlier model, say nothing of it.
     """
     found = set()
-    for file in Path(path).glob("model*.safetensors"):
+    for file in _safetensors_to_read(Path(path)):
         with safe_open(file, framework="pt") as weights:
             found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}
     return _SAFETENSORS_DTYPES.get(found.pop()) if len(found) == 1 else None
+
+
+def _safetensors_to_read(folder: Path) -> set[Path]:
+    """What transformers reads the weights of a folder from: one file, else all that an index names."""
+    whole, index = folder / SAFE_WEIGHTS_NAME, folder / SAFE_WEIGHTS_INDEX_NAME
+    if whole.is_file():
+        return {whole}
+    if not index.is_file():
+        return set()
+    return {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
 
 
 def _narrower(wanted: torch.dtype, stored: torch.dtype | None) -> torch.dtype:
@@ -156,7 +169,7 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                         trust_remote_code=spec.trust_remote_code,
                         output_loading_info=True,
                     )
-            except (OSError, SafetensorError) as error:
+            except (OSError, SafetensorError, json.JSONDecodeError) as error:
                 raise ValueError(
                     f"the weights in {spec.path} cannot be read ({type(error).__name__}: {error}): model.path has to "
                     "be a whole Hugging Face model folder; copy or download it again"
