@@ -45,7 +45,10 @@ def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Sign
     (tools / "python3").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools), "TINY": "yes"}
     environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update tests"}
-    script = subprocess.Popen(["bash", str(SCRIPT)], env=environment, stdout=subprocess.DEVNULL)
+    script = subprocess.Popen(
+        ["bash", str(SCRIPT)], env=environment, stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if this session runs in the background
+    )  # fmt: skip
     try:
         started = tmp_path / "started"
         _wait_for(lambda: started.exists() and started.read_text().strip())

@@ -50,7 +50,7 @@ def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
     ("send", "number"),
     [
         pytest.param(os.kill, signal.SIGTERM, id="sigterm", marks=pytest.mark.recipes),  # the group's includes it
-        pytest.param(os.killpg, signal.SIGTERM, id="sigterm to its group"),
+        pytest.param(os.killpg, signal.SIGTERM, id="sigterm to its group", marks=pytest.mark.recipes),  # as Ctrl-C
         pytest.param(os.killpg, signal.SIGINT, id="ctrl-c"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_finished_run_started_again_ends_before_anything_starts(tmp_path):
         assert not run.wait_until_gone()
 
 
-@pytest.mark.slow
+@pytest.mark.recipes
 def test_a_finished_run_whose_data_tell_the_steps_late_ends_before_models_load(tmp_path):
     (tmp_path / "run" / "global_step_4").mkdir(parents=True)
     (tmp_path / "run" / TRACKER_FILE).write_text("4")
