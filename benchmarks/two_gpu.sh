@@ -26,6 +26,7 @@ STEPS=${STEPS:-${TINY:+1}}
 STEPS=${STEPS:-4}
 every_stage="stock_tp2 stock_dp2 update rollout_tp2 rollout_dp2 tests"
 STAGES=${STAGES:-$every_stage}
+STAGES=${STAGES//[[:space:]]/ }
 MODEL=${MODEL:-} makes_model=
 refuse() {
     echo "$1" >&2
@@ -47,6 +48,7 @@ ended() {  # a stage ends with the script: it saves what it has, as far as its l
 }
 trap 'ended 143' TERM
 trap 'ended 130' INT
+trap 'ended 129' HUP
 python=python3
 if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
     python=.venv/bin/python

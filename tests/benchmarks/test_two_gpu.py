@@ -36,7 +36,7 @@ def test_a_wrong_argument_is_named(tmp_path: Path, name: str, value: str, said: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     """SIGINT as from ``kill``, to the script alone; a terminal sends it to the stage as well."""
     tools = tmp_path / "bin"
@@ -44,7 +44,7 @@ def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Sign
     (tools / "python3").write_text(f'#!/bin/sh\necho $$ >>{tmp_path}/started\nexec sleep 300\n')
     (tools / "python3").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools), "TINY": "yes"}
-    environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update tests"}
+    environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update\ntests"}
     script = subprocess.Popen(
         ["bash", str(SCRIPT)], env=environment, stdout=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if this session runs in the background
