@@ -47,7 +47,7 @@ def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Sign
     environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update\ntests"}
     script = subprocess.Popen(
         ["bash", str(SCRIPT)], env=environment, stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if this session runs in the background
+        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # ignored in a session in the background or of nohup
     )  # fmt: skip
     try:
         started = tmp_path / "started"

@@ -64,7 +64,32 @@ def test_the_folder_of_a_named_checkpoint_counts(folder: Path, tmp_path: Path) -
     assert changed_values(_config(tmp_path / "next", *named, *SAME)) is None
 
 
-@pytest.mark.parametrize("text", ["", "- a list", "{no: yaml: at all", "algorithm: none"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- a list",
+        "{no: yaml: at all",
+        "algorithm: none",
+        "algorithm: 2026-99-99",
+        "algorithm: !!int none",
+        "algorithm: &a {gamma: *a}",
+        "[" * 5000,
+    ],
+)
 def test_a_file_that_is_none_stops_nobody(folder: Path, text: str) -> None:
     (folder / "resolved_config.yaml").write_text(text)
     assert changed_values(_config(folder, "algorithm.adv_estimator=grpo")) is None
+
+
+def test_nothing_is_said_where_a_checkpoint_is_only_evaluated(folder: Path, tmp_path: Path) -> None:
+    evaluated = ("trainer.val_only=true", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.val_kwargs.n=4")
+    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/global_step_4")
+    assert changed_values(_config(folder, *evaluated)) is None
+    assert changed_values(_config(tmp_path / "eval", *named, *evaluated)) is None
+
+
+def test_a_long_value_is_cut(folder: Path) -> None:
+    files = ",".join(f"part_{number:05}.parquet" for number in range(2000))
+    line = changed_values(_config(folder, *SAME, f"data.train_files=[{files}]"))
+    assert line is not None and "data.train_files=['part_00000.parquet'" in line and len(line) < 1000
