@@ -10,6 +10,7 @@ from verl.trainer.config import compose_config, to_dataclass
 from verl.trainer.config.earlier_run import changed_values
 from verl.trainer.config.prepare import to_yaml, write_resolved
 from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder
 from verl.utils.checkpoint.step_folder import TRACKER_FILE
 
 
@@ -34,6 +35,18 @@ def test_keys_that_decide_what_is_trained_are_named_with_both_values(folder: Pat
     assert line is not None and str(folder) in line
     assert "algorithm.adv_estimator='grpo' (before: 'gigpo')" in line and "env.rollout.n=2 (before: 8)" in line
     assert "save_freq" not in line and "experiment_name" in line and "resume_mode=disable" in line
+
+
+def test_what_counts_is_the_run_that_saved_not_one_that_ended_before_it_did(folder: Path) -> None:
+    wrong = ("algorithm.adv_estimator=gigpo", "env.rollout.n=2")
+    saved = CheckpointFolder(folder, 5)
+    saved.save_config(_config(folder, *SAME))
+    saved.commit(keep=None)
+    for _ in range(2):  # what the first of them leaves in the run folder says nothing of the checkpoint
+        line = changed_values(_config(folder, *wrong))
+        assert line is not None and "env.rollout.n=2 (before: 8)" in line and f"checkpoint in {folder} with" in line
+        write_resolved(to_yaml(_config(folder, *wrong)), folder)
+    assert changed_values(_config(folder, *SAME)) is None
 
 
 def test_many_are_counted(folder: Path) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from verl.trainer.config import compose_config, to_dataclass
 from verl.trainer.ppo.checkpointed_trainer import CheckpointedTrainer
 from verl.trainer.ppo.resume_point import nothing_left
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState
@@ -39,8 +40,8 @@ def resume(
     folder.save_state(TrainerState(global_step=3))
     folder.commit(keep=None)
     trainer = CheckpointedTrainer()
-    settings = dict(resume_mode="auto", resume_from_path=None, del_local_ckpt_after_load=delete, save_freq=save_freq)
-    trainer.config = SimpleNamespace(trainer=SimpleNamespace(**settings))
+    settings = [f"trainer.del_local_ckpt_after_load={delete}", f"trainer.save_freq={save_freq}"]
+    trainer.config = to_dataclass(compose_config(settings))
     trainer.checkpoint_root, trainer.total_training_steps = root, 8
     trainer.actor_rollout_wg, trainer.critic_wg = Ranks(), critic
     trainer.train_dataloader, trainer.envs, trainer.kl_ctrl_in_reward = None, SimpleNamespace(), None
@@ -64,7 +65,6 @@ def test_the_last_line_names_what_was_kept(tmp_path: Path) -> None:
     assert trainer._kept() == (
         f"no checkpoint was kept after the one it went on from, {tmp_path}/resumed/global_step_3 (trainer.save_freq=-1)"
     )
-    trainer.config.trainer.max_actor_ckpt_to_keep = None
     trainer._save_checkpoint(TrainerState(global_step=8))
     assert trainer._kept() == f"the newest checkpoint is {tmp_path}/resumed/global_step_8"
     consumed = resume(tmp_path / "consumed", ("actor",), None, delete=True)

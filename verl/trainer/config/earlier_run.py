@@ -22,14 +22,18 @@ _FREE = ("trainer.", "ray_init.", "added_keys", "explain", "preset", "env.split_
 def changed_values(config: PPOTrainerConfig) -> str | None:
     """One line with the keys that have other values than in the run that the checkpoint is of; None if there is none.
 
-    Call it before the run folder's ``resolved_config.yaml`` is written anew. A folder without one, or with one that
-    cannot be read, says nothing; nor does ``trainer.val_only``, as nothing goes on then.
+    A checkpoint holds the ``resolved_config.yaml`` of its run; that of the run folder may be of a later one, which
+    ended before it saved. It counts for a checkpoint that holds none, so call this before it is written anew. A file
+    that cannot be read says nothing; nor does ``trainer.val_only``, as nothing goes on then.
     """
-    folder = _folder_to_resume(config)
-    if folder is None:
+    checkpoint = _checkpoint_to_resume(config)
+    if checkpoint is None:
         return None
+    folder = checkpoint.parent
+    own = checkpoint / f"{RESOLVED_NAME}.yaml"
     try:
-        earlier = yaml.safe_load((folder / f"{RESOLVED_NAME}.yaml").read_text(encoding="utf-8"))
+        file = own if own.is_file() else folder / own.name
+        earlier = yaml.safe_load(file.read_text(encoding="utf-8"))
         before = dict(_leaves(earlier)) if isinstance(earlier, Mapping) else {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
@@ -46,14 +50,16 @@ def changed_values(config: PPOTrainerConfig) -> str | None:
     )
 
 
-def _folder_to_resume(config: PPOTrainerConfig) -> Path | None:
+def _checkpoint_to_resume(config: PPOTrainerConfig) -> Path | None:
     trainer = config.trainer
     if trainer.val_only:
         return None
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        return Path(trainer.resume_from_path).expanduser().absolute().parent
+        return Path(trainer.resume_from_path).expanduser().absolute()
     root = Path(trainer.default_local_dir).expanduser()
-    return root if trainer.resume_mode == "auto" and (root / TRACKER_FILE).is_file() else None
+    if trainer.resume_mode != "auto" or not (root / TRACKER_FILE).is_file():
+        return None
+    return root / f"global_step_{(root / TRACKER_FILE).read_text(errors='replace').strip()}"
 
 
 def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

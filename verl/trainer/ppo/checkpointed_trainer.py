@@ -68,6 +68,7 @@ class CheckpointedTrainer:
             if self.critic_wg is not None:
                 self.critic_wg.save_checkpoint(folder.path("critic"), None, state.global_step, None)
             folder.save_state(state)
+            folder.save_config(self.config)
         except BaseException:
             folder.discard()
             raise

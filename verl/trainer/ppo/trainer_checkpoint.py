@@ -7,6 +7,7 @@ Layout (``root`` is ``trainer.default_local_dir``)::
     root/global_step_40/critic/…                when there is a critic
     root/global_step_40/data.pt                 data loader
     root/global_step_40/trainer_state.pt        environments, KL controller, tracker, digest of the goal split
+    root/global_step_40/resolved_config.yaml    what it was trained with
 
 A step's folder is written as ``global_step_40.tmp`` and renamed when everything lies in it; only then does the tracker
 file name it. A killed run therefore leaves at worst a ``.tmp`` folder, which the next save of that step replaces.
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 
+from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.config.prepare import to_yaml, write_resolved
 from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.step_folder import TRACKER_FILE, is_step_folder, step_of
 
@@ -72,6 +75,11 @@ class CheckpointFolder:
             torch.save(state.dataloader, self.partial / "data.pt")
             rest = {key: value for key, value in vars(state).items() if key != "dataloader"}
             torch.save(rest, self.partial / "trainer_state.pt")
+
+    def save_config(self, config: PPOTrainerConfig) -> None:
+        """Write the configuration that this step was trained with; raises as ``save_state``."""
+        with explained_write(self.partial):
+            write_resolved(to_yaml(config), self.partial)
 
     def discard(self) -> None:
         """Remove what was written so far; the checkpoints before it stay."""
