@@ -214,6 +214,15 @@ def test_an_index_of_weights_that_is_damaged_names_the_key(tmp_path: Path) -> No
         _build(str(path))
 
 
+def test_an_index_whose_files_were_not_copied_is_no_reason_for_random_weights(tmp_path: Path) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    index = {"metadata": {}, "weight_map": {name: "model-1.safetensors" for name in load_file(path / "model.safetensors")}}
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="cannot be read.*model.path"):
+        _build(str(path))
+
+
 def test_a_missing_folder_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model.path"):
         _build(str(tmp_path / "nowhere"))

@@ -48,7 +48,7 @@ from verl.utils.model import update_model_config
 
 logger = logging.getLogger(__name__)
 
-_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json", "pytorch_model*.bin.index.json")
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -81,7 +81,7 @@ class ModelSpec:
 
 
 def has_weights(path: str) -> bool:
-    """Whether a local model folder holds weight files."""
+    """Whether a local model folder holds weight files, or an index of some, which may not all have been copied."""
     return any(any(Path(path).glob(pattern)) for pattern in _WEIGHT_FILES)
 
 
