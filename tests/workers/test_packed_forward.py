@@ -245,6 +245,26 @@ def test_dropout_is_refused() -> None:
         packed_attention(torch.nn.Module(), tensor, tensor, tensor, None, dropout=0.1)
 
 
+@pytest.mark.parametrize("kind", ["causal_lm", "value"])
+def test_weights_that_are_not_in_the_files_are_not_drawn(tmp_path: Path, kind: str) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    weights = load_file(path / "model.safetensors")
+    name = next(name for name in weights if "q_proj.weight" in name)
+    save_file({k: v for k, v in weights.items() if k != name}, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{path} lack 1 of the model's weights, such as {name}.*model.path"):
+        _build(str(path), kind=kind)
+    save_file({}, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="such as .*, which would be random"):
+        _build(str(path), kind=kind)
+
+
+def test_an_adapter_in_the_folder_is_refused(tmp_path: Path) -> None:
+    path = Path(save_tiny_model(tmp_path))
+    (path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"model.path={path} holds a LoRA adapter"):
+        _build(str(path))
+
+
 def test_weights_that_cannot_be_read_are_reported_with_the_folder(tmp_path) -> None:
     path = Path(save_tiny_model(tmp_path))
     weights = path / "model.safetensors"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,11 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                     config, dtype=spec.dtype, trust_remote_code=spec.trust_remote_code
                 )
         else:
+            if (Path(spec.path) / "adapter_config.json").is_file():
+                raise ValueError(
+                    f"model.path={spec.path} holds a LoRA adapter (adapter_config.json): merge it into its model "
+                    "first, or, if the model is there too, move the adapter elsewhere"
+                )
             try:
                 with _without_load_report(spec.kind == "value"):
                     model, loaded = _auto_class(spec, config).from_pretrained(
@@ -174,6 +179,7 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
                     f"the weights in {spec.path} cannot be read ({type(error).__name__}: {error}): model.path has to "
                     "be a whole Hugging Face model folder; copy or download it again"
                 ) from error
+            _refuse_random_parts(model, loaded["missing_keys"], spec.path)
             untrained = [key for key in loaded["missing_keys"] if key.startswith(f"{VALUE_HEAD}.weight")]
             if spec.kind == "reward" and untrained:
                 raise ValueError(
@@ -183,6 +189,16 @@ def _build_source(spec: ModelSpec, config: PretrainedConfig, device: torch.devic
         if spec.lora is not None:
             add_lora(model, spec.lora)
     return model
+
+
+def _refuse_random_parts(model: nn.Module, missing: Iterable[str], path: str) -> None:
+    """ValueError where weights of a model other than a new head are not in its folder and were drawn instead."""
+    parameters = {name for name, _ in model.named_parameters() if not name.startswith(f"{VALUE_HEAD}.")}
+    if lacking := sorted(parameters.intersection(missing)):
+        raise ValueError(
+            f"the files in {path} lack {len(lacking)} of the model's weights, such as {lacking[0]}, which would be "
+            "random: model.path has to be a whole Hugging Face model folder that fits its config.json"
+        )
 
 
 @contextlib.contextmanager
