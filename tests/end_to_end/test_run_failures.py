@@ -80,6 +80,7 @@ def last_logged(run: Run) -> int:
     return json.loads((run.folder / "metrics.jsonl").read_text().rstrip().splitlines()[-1])["step"]
 
 
+@pytest.mark.recipes  # what the driver does then is in tests/trainer/test_start_order.py
 def test_a_driver_that_cannot_go_on_ends_the_ranks_that_start(tmp_path):
     path = tmp_path / "tasks.py"
     path.write_text("class Tasks:\n    pass\n")

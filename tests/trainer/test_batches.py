@@ -113,7 +113,7 @@ class Ranks:
         self.events.append(f"wait for {method}")
         if not self.agree:
             raise RuntimeError("engine and trainer differ")
-        return [{"rollout/probe_gap_mean": 0.0}]
+        return [{"rollout/probe_gap_mean": 0.0, "rollout/probe_gap_max": 0.0}]
 
 
 @pytest.mark.parametrize("fails", [None, "no episode came through", "engine and trainer differ"])
