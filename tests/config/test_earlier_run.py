@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     """Of a run that saved a checkpoint."""
     run = tmp_path / "run"
     write_resolved(to_yaml(_config(run, "algorithm.adv_estimator=gigpo", "env.rollout.n=8")), run)
+    (run / "global_step_4").mkdir()
     (run / TRACKER_FILE).write_text("4")
     return run
 

@@ -3,14 +3,13 @@ import os
 
 import pytest
 
-from verl.trainer.ppo.resume_point import find_checkpoint
 from verl.trainer.ppo.trainer_checkpoint import (
     CheckpointFolder,
     TrainerState,
     complete_checkpoints,
     load_state,
 )
-from verl.utils.checkpoint.step_folder import TRACKER_FILE
+from verl.utils.checkpoint.step_folder import TRACKER_FILE, find_checkpoint
 
 
 def save(root, step, keep=None):

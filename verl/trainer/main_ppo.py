@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Which lines of ranks are never left out or held back as copies of others; Ray takes those for copies that differ in
-# digits alone. It reads this when it is imported.
-RAY_KEEPS_LINES = {"RAY_DEDUP_LOGS_ALLOW_REGEX": OWN_LINE}
-
 # Ray's own settings, for a local Ray.
 RAY_SETTINGS = {
     # By default it starts a Python process for every CPU at once, which would lie idle: ranks have an environment of
@@ -92,8 +88,9 @@ def start_ray(config: PPOTrainerConfig) -> None:
     Raises:
         ConfigError: a Ray of our own cannot start in the folder it would take, such as on a full disk.
     """
-    for name, value in RAY_KEEPS_LINES.items():
-        os.environ.setdefault(name, value)
+    # Ray takes lines that differ in digits alone for copies, leaves them out or holds them back; not those of ours. It
+    # reads this when it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_ALLOW_REGEX", OWN_LINE)
     import ray
 
     from verl.utils.lost_actors import unusable_ray_folder

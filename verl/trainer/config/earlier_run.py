@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from verl.trainer.config.schema import PPOTrainerConfig
-from verl.utils.checkpoint.step_folder import TRACKER_FILE
+from verl.utils.checkpoint.step_folder import find_checkpoint
 
 RESOLVED_NAME = "resolved_config"
 _MOST = 6  # keys that are named
@@ -54,12 +54,11 @@ def _checkpoint_to_resume(config: PPOTrainerConfig) -> Path | None:
     trainer = config.trainer
     if trainer.val_only:
         return None
-    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        return Path(trainer.resume_from_path).expanduser().absolute()
-    root = Path(trainer.default_local_dir).expanduser()
-    if trainer.resume_mode != "auto" or not (root / TRACKER_FILE).is_file():
+    try:
+        root = Path(trainer.default_local_dir).expanduser().absolute()
+        return find_checkpoint(trainer.resume_mode, trainer.resume_from_path, root)
+    except ValueError:  # the run ends with it before anything is started
         return None
-    return root / f"global_step_{(root / TRACKER_FILE).read_text(errors='replace').strip()}"
 
 
 def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,9 +11,8 @@ from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.ppo.dataloaders import position_shape, restore_position
 from verl.trainer.ppo.kl import KLController
-from verl.trainer.ppo.resume_point import find_checkpoint
 from verl.trainer.ppo.trainer_checkpoint import CheckpointFolder, TrainerState, load_state
-from verl.utils.checkpoint.step_folder import step_of
+from verl.utils.checkpoint.step_folder import find_checkpoint, step_of
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)

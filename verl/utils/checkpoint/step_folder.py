@@ -1,4 +1,4 @@
-"""The name of a checkpoint's folder, which holds its step, and of the file that names the newest one."""
+"""The name of a checkpoint's folder, which holds its step, the file that names the newest one, and how it is found."""
 
 from __future__ import annotations
 
@@ -20,3 +20,37 @@ def step_of(folder: Path) -> int:
     if match is None:
         raise ValueError(f"trainer.resume_from_path={folder} must end in global_step_<number>")
     return int(match.group(1))
+
+
+def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
+    """The checkpoint folder to resume from, or None for a fresh start.
+
+    Args:
+        resume_mode: ``disable``, ``auto`` (what the tracker file names) or ``resume_path``.
+        resume_from_path: the folder, for ``resume_path``; relative to the working directory if not absolute.
+        root: ``trainer.default_local_dir``.
+
+    Raises:
+        ValueError: a folder that does not exist or is no checkpoint.
+    """
+    if resume_mode == "disable":
+        return None
+    if resume_mode == "resume_path":
+        if not resume_from_path:
+            raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<number>")
+        folder = Path(resume_from_path).expanduser().absolute()
+        step_of(folder)
+        if not folder.is_dir():
+            raise ValueError(f"trainer.resume_from_path={folder} does not exist")
+        return folder
+    tracker = root / TRACKER_FILE
+    if not tracker.is_file():
+        return None
+    text = tracker.read_text().strip()
+    folder = root / f"global_step_{text}"
+    if not text.isdigit() or not folder.is_dir():
+        raise ValueError(
+            f"{tracker} names step {text!r}, but {folder} is no checkpoint; correct the file, or start afresh with "
+            "trainer.resume_mode=disable"
+        )
+    return folder
