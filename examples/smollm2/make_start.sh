@@ -15,7 +15,7 @@ fi
 GGUF=${GGUF:?set GGUF to the file of SmolLM2-135M-Instruct}
 WORK=${WORK:-outputs/smollm2}              # everything is written here; the model lands in $WORK/start
 EPISODES=${EPISODES:-6000}
-STEPS=${STEPS:-200}
+SFT_STEPS=${SFT_STEPS:-200}               # not STEPS, which learn.sh and compare.sh read
 GPUS=${GPUS:-$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)}
 
 # The shopper slips, so that its pupil shops well sometimes and reinforcement learning has something to find out. It
@@ -43,6 +43,6 @@ fi
     data.train_batch_size=128 data.max_token_len_per_gpu=32768 \
     "model.path='$WORK/base'" model.fsdp_config.model_dtype=bf16 \
     optim.lr=5e-4 optim.warmup_steps_ratio=0.05 \
-    trainer.total_training_steps="$STEPS" trainer.total_epochs=1000 trainer.log_freq=10 trainer.save_freq=0 \
+    trainer.total_training_steps="$SFT_STEPS" trainer.total_epochs=1000 trainer.log_freq=10 trainer.save_freq=0 \
     "trainer.default_local_dir='$WORK/start_run'" "trainer.export_dir='$WORK/start'" trainer.export_dtype=float32 "$@"
 echo "the model is in $WORK/start"

@@ -63,3 +63,17 @@ def test_runs_side_by_side_are_reported_each_and_failures_counted(tmp_path: Path
     assert "gigpo_seed3 ended, 0 lines of metrics" in done.stdout
     assert "chess_seed3 failed with exit code 2" in done.stdout and "ALGO=chess has to be gigpo or grpo" in done.stdout
     assert f"{work}/gigpo_seed3" in (work / "gigpo_seed3.log").read_text()
+
+
+def test_the_start_is_tuned_as_long_whatever_the_runs_are_told(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    told = {"PYTHON": str(python), "STEPS": "3", "GPUS": "0", "GGUF": "model.gguf"}
+    for more, steps in (({}, "200"), ({"SFT_STEPS": "7"}, "7")):
+        done = subprocess.run(
+            ["bash", str(ROOT / "examples/smollm2/make_start.sh")], env=_environment(tmp_path, **told, **more),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"trainer.total_training_steps={steps} " in done.stdout
