@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verl.utils.logger.metrics_file import FILE_NAME, read_figures
+
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("val/success_rate", "episode/success_rate", "episode/webshop_task_score (not success_rate)",
@@ -35,25 +37,35 @@ WINDOW = 5  # steps over which the training curves of a comparison are averaged
 Successes = dict[str, float]  # of the validation tasks, by name
 
 
-def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Every step's metrics of a run, the last line of a step that was played twice."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    by_step: dict[float, dict[str, float]] = {}
-    for line in lines:
-        by_step[line["step"]] = by_step.get(line["step"], {}) | line
-    return [by_step[step] for step in sorted(by_step)]
-
-
 def read_validations(run: Path) -> dict[int, Successes]:
     """Success by task of every validation, by step."""
-    files = sorted((run / "validation").glob("*.json"), key=lambda path: int(path.stem))
-    return {int(path.stem): json.loads(path.read_text())["success_by_task"] for path in files}
+    return {step: content["success_by_task"] for step, content in _validations(run).items()}
 
 
 def split_digests(runs: Sequence[Path]) -> set[str]:
     """The digests of the task splits that the runs were validated on."""
-    files = [path for run in runs for path in (run / "validation").glob("*.json")]
-    return {str(json.loads(path.read_text())["split_digest"]) for path in files}
+    return {str(content["split_digest"]) for run in runs for content in _validations(run).values()}
+
+
+def _validations(run: Path) -> dict[int, dict[str, Any]]:
+    """What ``validation/`` holds, by step.
+
+    Raises:
+        ValueError: a file that cannot be read, or without success by task.
+    """
+    found = {}
+    for path in (run / "validation").glob("*.json"):
+        if not path.stem.isdigit():
+            continue
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            complete = bool(content["success_by_task"]) and "split_digest" in content
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}); remove it, or repeat that validation") from error
+        if not complete:
+            raise ValueError(f"{path} lists no task; remove it, or repeat that validation")
+        found[int(path.stem)] = content
+    return dict(sorted(found.items()))
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -95,9 +107,26 @@ def members(runs: Sequence[Path], name: str) -> list[Path]:
     return found
 
 
+def check_tasks(runs: Sequence[Path]) -> None:
+    """Whether all validations of the runs are of the same tasks, as what compares them task by task needs.
+
+    Raises:
+        ValueError: there are two of different tasks.
+    """
+    validations = ((run, step, set(tasks)) for run in runs for step, tasks in read_validations(run).items())
+    places = {run / "validation" / f"{step}.json": tasks for run, step, tasks in validations}
+    for place, tasks in places.items():
+        first, expected = next(iter(places.items()))
+        if tasks != expected:
+            raise ValueError(
+                f"{place} is of other tasks than {first} ({len(tasks)} and {len(expected)}): what is compared task by "
+                "task needs the same ones; remove the file, or leave out its run"
+            )
+
+
 def training_curve(run: Path, column: str = TRAINED) -> dict[int, float]:
     """A figure by step, that of the training episodes if none is named."""
-    return {int(line["step"]): line[column] for line in read_metrics(run) if column in line}
+    return {int(line["step"]): line[column] for line in read_figures(run / FILE_NAME) if column in line}
 
 
 def smoothed(values: Sequence[float], width: int = WINDOW) -> list[float]:
@@ -125,7 +154,7 @@ def write_csv(runs: Sequence[Path], target: Path) -> None:
         writer.writerow(["run", "step", *COLUMNS, "val/standard_error"])
         for run in runs:
             validations = read_validations(run)
-            for line in read_metrics(run):
+            for line in read_figures(run / FILE_NAME):
                 results = validations.get(int(line["step"])) if VALIDATED in line else None
                 error = mean_and_error(list(results.values()))[1] if results else ""
                 writer.writerow([run.name, line["step"], *(line.get(column, "") for column in COLUMNS), error])
@@ -192,7 +221,7 @@ def gain_table(runs: Sequence[Path]) -> list[str]:
     heads = ("run", "tasks", "before", "after", "gain ± standard error", "minutes of steps")
     rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     for run in runs:
-        minutes = sum(line.get("timing_s/step", 0.0) for line in read_metrics(run)) / 60
+        minutes = sum(line.get("timing_s/step", 0.0) for line in read_figures(run / FILE_NAME)) / 60
         found = paired_gain(run)
         shown = "– | – | – | –"
         if found is not None:
@@ -221,6 +250,8 @@ def training_table(runs: Sequence[Path], first: str, second: str) -> list[str]:
     heads = (f"{first} - {second} in training", "steps", "success rate ± standard error", "episode length")
     rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     for seed, differences in successes.items():
+        if seed not in lengths:
+            continue
         (success, error), (length, spread) = mean_and_error(differences), mean_and_error(lengths[seed])
         rows.append(f"| {seed} | {len(differences)} | {success:+.1%} ± {error:.1%} | {length:+.2f} ± {spread:.2f} |")
     return rows
@@ -232,17 +263,24 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--compare", nargs=2, default=(), metavar=("A", "B"), help="names before _seed…")
     args = parser.parse_args()
-    for run in args.runs:
-        if not (run / "metrics.jsonl").is_file():
-            parser.error(f"{run} is no run folder: it holds no metrics.jsonl")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for run in args.runs:
+        if not (run / FILE_NAME).is_file():
+            parser.error(f"{run} is no run folder: it holds no {FILE_NAME}")
+    runs = list(dict.fromkeys(run.resolve() for run in args.runs))
+    try:
+        for run in runs:
+            check_tasks([run])
+        check_tasks([run for name in args.compare for run in members(runs, name)])
+        tables = ["", *gain_table(runs)]
+        if args.compare:
+            tables += ["", *comparison_table(runs, *args.compare), "", *training_table(runs, *args.compare)]
+    except ValueError as error:
+        parser.error(str(error))
     args.output.mkdir(parents=True, exist_ok=True)
-    write_csv(args.runs, args.output / "curves.csv")
-    draw(args.runs, args.compare, args.output / "curves.png")
-    tables = ["", *gain_table(args.runs)]
-    if args.compare:
-        tables += ["", *comparison_table(args.runs, *args.compare), "", *training_table(args.runs, *args.compare)]
-    logger.info("\n".join([*tables, "", f"split: {', '.join(sorted(split_digests(args.runs)))}"]))
+    write_csv(runs, args.output / "curves.csv")
+    draw(runs, args.compare, args.output / "curves.png")
+    logger.info("\n".join([*tables, "", f"split: {', '.join(sorted(split_digests(runs)))}"]))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ validation and checkpoint.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from verl.utils.logger.metrics_file import FILE_NAME
+from verl.utils.logger.metrics_file import FILE_NAME, read_figures
 
 logger = logging.getLogger("benchmarks.run_summary")
 
@@ -25,10 +24,8 @@ PHASES = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor
 
 
 def read_steps(folder: Path) -> Steps:
-    """The lines of a run's metrics that are training steps."""
-    text = (folder / FILE_NAME).read_text(encoding="utf-8")
-    steps = [json.loads(line) for line in text.splitlines()]
-    return [step for step in steps if "timing_s/step" in step]
+    """What a run measured in its training steps."""
+    return [step for step in read_figures(folder / FILE_NAME) if "timing_s/step" in step]
 
 
 def mean(steps: Steps, key: str) -> float | None:
@@ -112,16 +109,23 @@ def table(columns: dict[str, dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def column_names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, or all of their paths where two of them would be the same."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
 def main(folders: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if not folders:
         raise SystemExit(__doc__)
     found = [Path(folder) for folder in folders if (Path(folder) / FILE_NAME).is_file()]
     missing = [folder for folder in folders if not (Path(folder) / FILE_NAME).is_file()]
-    if missing:
-        logger.info("no %s in %s", FILE_NAME, ", ".join(missing))
     if found:
-        logger.info(table({folder.name: summary(read_steps(folder)) for folder in found}))
+        names = column_names(found)
+        logger.info(table({name: summary(read_steps(folder)) for name, folder in zip(names, found, strict=True)}))
+    if missing:
+        raise SystemExit(f"no {FILE_NAME} in {', '.join(missing)}")
 
 
 if __name__ == "__main__":

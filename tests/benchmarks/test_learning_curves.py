@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import sys
@@ -13,9 +14,9 @@ from benchmarks.learning_curves import (
     comparison_table,
     draw,
     gain_table,
+    main,
     members,
     paired_gain,
-    read_metrics,
     seed_means,
     smoothed,
     training_differences,
@@ -68,10 +69,55 @@ def test_sides_are_means_over_seeds_at_the_steps_that_all_seeds_have(tmp_path: P
         members(runs, "ppo")
 
 
-def test_a_step_that_was_validated_again_after_a_resume_is_one_line(tmp_path: Path) -> None:
-    lines = [{"step": 1, "a": 1.0}, {"step": 1, "val/success_rate": 0.5}, {"step": 2, "a": 2.0}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0, "val/success_rate": 0.5}, {"step": 2, "a": 2.0}]
+def _tables(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["learning_curves", *arguments])
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    main()
+
+
+def test_a_damaged_metrics_file_gives_what_can_be_read_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _run(tmp_path, "a_seed0", {0: [0, 0], 2: [0, 1]})
+    lines = [
+        {"step": 1, "timing_s/step": 60.0, "episode/success_rate": 0.25},
+        {"step": 2, "timing_s/step": None, "episode/success_rate": float("nan")},
+        {"step": 1, "timing_s/step": 120.0},  # played again
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "timi')
+    with caplog.at_level("INFO"):
+        _tables([str(run), f"{run}/", "--output", str(tmp_path / "out")], monkeypatch)
+    assert "metrics.jsonl: 1 line(s) cannot be read" in caplog.text
+    assert caplog.text.count("| a_seed0 | 2 | 0.0% | 50.0% | +50.0% ± 50.0% | 2.0 |") == 1  # a run given twice is one
+    rows = list(csv.DictReader((tmp_path / "out" / "curves.csv").open()))
+    assert [(row["step"], row["episode/success_rate"], row["timing_s/step"]) for row in rows] == [
+        ("1", "0.25", "120.0"), ("2", "", "")
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_compared_is_named_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    runs = [_run(tmp_path, "a_seed0", {0: [0, 1], 5: [0, 1]}), _run(tmp_path, "b_seed0", {0: [0, 1, 1]})]
+    (runs[0] / "validation" / "notes.json").touch()
+    given = [*map(str, runs), "--output", str(tmp_path / "out")]
+    _tables(given, monkeypatch)  # each run against its own beginning
+
+    def refusal(*arguments: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            _tables([*given, *arguments], monkeypatch)
+        return capsys.readouterr().err
+
+    assert "b_seed0/validation/0.json is of other tasks than" in refusal("--compare", "a", "b")
+    assert "no run folder is named c_seed" in refusal("--compare", "a", "c")
+    last = runs[0] / "validation" / "5.json"
+    for text, said in (
+        ('{"split_di', "cannot be read"),
+        ('{"success_by_task": {}, "split_digest": "a"}', "lists no task"),
+        ('{"success_by_task": {"goal 0": 1}, "split_digest": "a"}', "is of other tasks than"),
+    ):
+        last.write_text(text)
+        assert f"a_seed0/validation/5.json {said}" in refusal()
 
 
 def test_training_is_compared_seed_by_seed_at_the_steps_that_both_have(tmp_path: Path) -> None:

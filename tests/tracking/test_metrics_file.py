@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl.utils.logger.metrics_file import MetricsFile, plain_value, read_lines
+from verl.utils.logger.metrics_file import MetricsFile, plain_value, read_figures, read_lines
 
 
 def lines(folder: Path) -> list[dict]:
@@ -74,6 +74,14 @@ def test_reading_leaves_out_broken_and_repeated_lines(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\nnonsense\n{"step": 1}\n{"step": 2}\n{"no": 3}\n', encoding="utf-8")
     assert read_lines(path) == ([{"step": 1}, {"step": 2}], 3)
     assert read_lines(tmp_path / "none.jsonl") == ([], 0)
+
+
+def test_figures_are_one_line_a_step_without_what_was_not_finite(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "a": 1.0, "b": 2}\n\n{"step": 2, "a": null, "b": NaN, "c": "x\u2028y"}\n'
+                    '{"step": 1, "a": 3.0}\n{"step": Infinity}\n[]\n{"step": 3, "a"', encoding="utf-8")  # fmt: skip
+    assert read_figures(path) == [{"step": 1, "a": 3.0, "b": 2}, {"step": 2, "c": "x\u2028y"}]
+    assert f"{path}: 3 line(s) cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ strictly. A resumed run first drops the lines beyond the step it resumes from, t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -73,8 +74,13 @@ class MetricsFile:
             logger.info("%s: dropped %d lines beyond the resumed step %d", self.path, dropped, step)
         kept = [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        os.replace(temporary, self.path)
+        try:
+            temporary.write_text("".join(kept), encoding="utf-8")
+            os.replace(temporary, self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
         if lines:
             self._last_step = int(lines[-1]["step"])
             self._last_offset = sum(len(line.encode("utf-8")) for line in kept[:-1])
@@ -83,21 +89,49 @@ class MetricsFile:
 def read_lines(path: str | os.PathLike[str], last_step: int | None = None) -> tuple[list[dict[str, Any]], int]:
     """The lines of a metrics file up to a step, and how many are left out (beyond it, or half written)."""
     kept: list[dict[str, Any]] = []
-    dropped = 0
     if not Path(path).exists():
-        return kept, dropped
-    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-            step = int(line["step"])
-        except (ValueError, KeyError, TypeError):
-            dropped += 1
-            continue
+        return kept, 0
+    lines, dropped = _parsed(path)
+    for line in lines:
+        step = int(line["step"])
         if (last_step is not None and step > last_step) or (kept and step <= int(kept[-1]["step"])):
             dropped += 1
         else:
             kept.append(line)
     return kept, dropped
+
+
+def read_figures(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Every step of a metrics file with what was measured in it, in the order of the steps.
+
+    The lines of a step that was played twice become one, with the later values. Metrics that were not finite are left
+    out, and lines that cannot be read, such as the last one of a run that was killed, with a warning.
+    """
+    lines, broken = _parsed(path)
+    if broken:
+        logger.warning("%s: %d line(s) cannot be read and are left out", path, broken)
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        figures = {key: value for key, value in line.items() if plain_value(value) is not None}
+        by_step.setdefault(int(line["step"]), {}).update(figures)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _parsed(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
+    """The lines that can be read and have a step, and how many are not so."""
+    lines: list[dict[str, Any]] = []
+    broken = 0
+    for text in Path(path).read_text(encoding="utf-8", errors="replace").split("\n"):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            int(line["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            broken += 1
+        else:
+            lines.append(line)
+    return lines, broken
 
 
 def plain_value(value: Any) -> Any:
