@@ -15,6 +15,7 @@ from tests.workers.ranks import run_ranks
 from tests.workers.tiny import actor_config, random_rows, save_tiny_model
 from verl.models.build import ModelSpec, build_model
 from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.fsdp_memory import gathered_bytes, gathered_root_bytes, unreduced_bytes
 from verl.utils.fsdp_utils import (
     SMALL_MODEL,
     ShardingOptions,
@@ -23,11 +24,8 @@ from verl.utils.fsdp_utils import (
     create_device_mesh,
     decoder_layers,
     ensure_process_group,
-    gathered_bytes,
-    gathered_root_bytes,
     parameters_to_keep_gathered,
     reduce_gradients_once,
-    unreduced_bytes,
 )
 from verl.workers.actor import DataParallelPPOActor
 

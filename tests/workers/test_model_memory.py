@@ -17,14 +17,13 @@ from verl.models.build import ModelSpec, build_model
 from verl.models.heads import VALUE_HEAD
 from verl.models.lora import LoraSettings
 from verl.models.memory_plan import launch_tokens
+from verl.utils.fsdp_memory import working_bytes
 from verl.utils.fsdp_utils import (
     SMALL_MODEL,
     ShardingOptions,
     begin_micro_batch,
     create_device_mesh,
     ensure_process_group,
-    reduction_bytes,
-    unit_bytes,
 )
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.critic import DataParallelPPOCritic
@@ -105,29 +104,44 @@ def test_a_single_rank_adds_its_gradients_up_in_the_dtype_of_reduction(
     assert sum(gradient.nbytes for gradient in held) == width * count
 
 
-@pytest.mark.parametrize(("lora", "kept"), [(None, 0), (None, SMALL_MODEL), (LoraSettings(4, 8.0), 0)])
+@pytest.mark.parametrize("lora", [None, LoraSettings(4, 8.0)])
 def test_what_units_at_work_take_does_not_depend_on_the_update_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: LoraSettings | None, kept: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: LoraSettings | None
 ) -> None:
-    options = ShardingOptions(torch.bfloat16, torch.float32, gathered_below=kept)
+    """Of a model that stays gathered: gradients of the root and two layers, in bf16 and as they are reduced."""
+    options = ShardingOptions(torch.bfloat16, torch.float32, gathered_below=SMALL_MODEL)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)  # on a single rank nothing is reduced
     model = _model(tmp_path, tiny_config(layers=4), options, lora=lora, gradient_checkpointing=True)
     at_work = [p for name, p in model.named_parameters() if not name.startswith(("model.layers.2.", "model.layers.3."))]
-    every = sum(p.numel() for p in at_work)
     trained = sum(p.numel() for p in at_work if p.requires_grad)
-    assert unit_bytes(model) == 2 * trained + (0 if kept else 2 * every)  # weights in bf16, unless they stay gathered
-    assert reduction_bytes(model) == 4 * trained
     memory = ActivationMemory(model)
     before, ways = memory._memory(), []
-    assert before.fixed == 4 * GIB + unit_bytes(model) + reduction_bytes(model)
-    full = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) if kept else reduction_bytes(model)
+    assert before.fixed == 4 * GIB + (2 + 4) * trained
+    full = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     for missing in (0, 1, 0):  # of the room for full gradients, which take the place of those that are reduced
-        free = before.needed(100, 0) - reduction_bytes(model) + full - missing * (kept > 0)
+        free = before.needed(100, 0) - 4 * trained + full - missing
         monkeypatch.setattr(memory, "_free", lambda free=free: free)
         assert memory.fit([[100, 100]]) == 0
         ways.append(model.sharding_options.reduce_once)
         assert memory._memory() == before
-    assert ways == ([True, False, True] if kept else [False] * 3)
+    assert ways == [True, False, True]
+
+
+def test_a_model_that_frees_its_weights_reduces_in_every_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    options = ShardingOptions(torch.bfloat16, torch.float32)
+    model = _model(tmp_path, tiny_config(layers=4), options, gradient_checkpointing=True)
+    memory = ActivationMemory(model)
+    before = memory._memory()
+    assert before.fixed == 4 * GIB + working_bytes(model)
+    for missing, recomputed in ((0, 0), (1, 1)):
+        free = before.needed(100, 0) - missing
+        monkeypatch.setattr(memory, "_free", lambda free=free: free)
+        assert memory.fit([[100, 100]]) == recomputed
+        assert not model.sharding_options.reduce_once
+        assert memory._memory() == before
 
 
 def test_memory_is_that_of_the_device_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

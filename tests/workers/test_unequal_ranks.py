@@ -14,13 +14,13 @@ from verl.models import activation_memory
 from verl.models.build import ModelSpec, build_model
 from verl.protocol import DataProto
 from verl.utils.checkpoint.hf_export import full_parameters
+from verl.utils.fsdp_memory import unreduced_bytes
 from verl.utils.fsdp_utils import (
     SMALL_MODEL,
     ShardingOptions,
     create_device_mesh,
     decoder_layers,
     ensure_process_group,
-    unreduced_bytes,
 )
 from verl.workers.actor import DataParallelPPOActor
 

@@ -25,16 +25,8 @@ from verl.models.memory_plan import (
     launch_tokens,
 )
 from verl.utils.flops_counter import FlopsCounter
-from verl.utils.fsdp_utils import (
-    compute_dtype,
-    decoder_layers,
-    gathered_bytes,
-    gathered_root_bytes,
-    reduce_gradients_once,
-    reduction_bytes,
-    unit_bytes,
-    unreduced_bytes,
-)
+from verl.utils.fsdp_memory import gathered_bytes, gathered_root_bytes, reduction_bytes, unreduced_bytes, working_bytes
+from verl.utils.fsdp_utils import compute_dtype, decoder_layers, reduce_gradients_once
 from verl.utils.model import mlp_width
 
 logger = logging.getLogger(__name__)
@@ -137,7 +129,7 @@ class ActivationMemory:
         self.bytes_per_token: float | None = None
         self._layers = decoder_layers(model)
         self.adjustable = [m for m in self._layers if getattr(m, "gradient_checkpointing", False)]
-        self._fixed = _HEAD_BYTES + unit_bytes(model) + reduction_bytes(model)
+        self._fixed = _HEAD_BYTES + working_bytes(model)
         self._unreduced = max(0, unreduced_bytes(model) - reduction_bytes(model))  # the rest is there either way
         self._root = gathered_root_bytes(model)
         at_work = len(self._layers) * FlopsCounter(model.config).layer_parameters()  # of experts those of a token

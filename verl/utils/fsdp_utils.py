@@ -104,7 +104,7 @@ def parameters_to_keep_gathered(device: str, dtype: torch.dtype) -> int:
     which a GPU waits on micro-batches of a few thousand tokens. Weights do not change between two optimiser steps, nor
     between the micro-batches of log-probabilities: kept, they are gathered once. Gradients of such a model are reduced
     once before a step instead of in every micro-batch, for which they take another two to four bytes a parameter, see
-    ``unreduced_bytes``. 3 B in bf16 on a GPU of 150 GB.
+    ``unreduced_bytes`` of ``verl.utils.fsdp_memory``. 3 B in bf16 on a GPU of 150 GB.
     """
     if device != "cuda":
         return 0
@@ -115,63 +115,6 @@ def compute_dtype(model: nn.Module) -> torch.dtype:
     """The dtype a model computes in, which may be narrower than that of its parameters."""
     options = getattr(model, "sharding_options", None)
     return (options.param_dtype if options is not None else None) or next(model.parameters()).dtype
-
-
-def gathered_bytes(model: nn.Module) -> int:
-    """Bytes of weights that stay gathered during an update beside their shards; 0 for a model that frees them."""
-    options = getattr(model, "sharding_options", None)
-    if options is None or options.reshard_after_forward:
-        return 0
-    return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in model.parameters())
-
-
-def gathered_root_bytes(model: nn.Module) -> int:
-    """Bytes of the root's weights, which every forward gathers until its backward; 0 if ``gathered_bytes`` has them."""
-    options = getattr(model, "sharding_options", None)
-    if options is None or not options.reshard_after_forward:
-        return 0
-    return sum(p.numel() * (options.param_dtype or p.dtype).itemsize for p in _root_and_layers(model, 0))
-
-
-def _root_and_layers(model: nn.Module, count: int) -> set[nn.Parameter]:
-    """Parameters of the root and of the first ``count`` layers; all of a model whose layers are no units of FSDP."""
-    units = [layer for layer in decoder_layers(model) if isinstance(layer, FSDPModule)]
-    return set(model.parameters()) - {parameter for layer in units[count:] for parameter in layer.parameters()}
-
-
-def unreduced_bytes(model: nn.Module) -> int:
-    """Bytes of full gradients that an update keeps until it reduces them; 0 for a model that does so at once."""
-    options = getattr(model, "sharding_options", None)
-    if options is None or not options.reduce_once or dist.get_world_size() == 1:
-        return 0
-    trained = (p for p in model.parameters() if p.requires_grad)
-    return sum(p.numel() * (options.reduce_dtype or options.param_dtype or p.dtype).itemsize for p in trained)
-
-
-def unit_bytes(model: nn.Module) -> int:
-    """Bytes that FSDP takes for the units at work in an update: the root and two layers, or a small model as a whole.
-
-    Their gradients in the dtype of compute, and their weights without what ``gathered_bytes`` counts. 0 for a model
-    that is not sharded.
-    """
-    options = getattr(model, "sharding_options", None)
-    if options is None:
-        return 0
-    total = 0
-    for parameter in _root_and_layers(model, 2):
-        copies = int(options.reshard_after_forward) + int(parameter.requires_grad)
-        total += copies * (options.param_dtype or parameter.dtype).itemsize * parameter.numel()
-    return total
-
-
-def reduction_bytes(model: nn.Module) -> int:
-    """Bytes of the gradients of the same units in the dtype in which FSDP reduces them over ranks; 0 for a single rank
-    that adds them up there."""
-    options = getattr(model, "sharding_options", None)
-    if options is None or (options.reduce_once and dist.get_world_size() == 1):
-        return 0
-    trained = (p for p in _root_and_layers(model, 2) if p.requires_grad)
-    return sum(p.numel() * (options.reduce_dtype or options.param_dtype or p.dtype).itemsize for p in trained)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
