@@ -14,6 +14,7 @@ from agent_system.environments.env_package.webshop.envs import WebshopVectorEnv,
 from agent_system.environments.env_package.webshop.projection import is_admissible, webshop_projection
 from agent_system.environments.prompts.webshop import WebshopDialogue
 from agent_system.environments.registry import find_environment, register_environment
+from verl.trainer.config.group_size import train_group_size, val_group_size
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +109,11 @@ class WebshopEnvironmentManager(EpisodeEnvironmentManager):
 def make_webshop(config: Any) -> Managers:
     """Training and validation managers of WebShop, their sessions in the same host processes."""
     env, data = config.env, config.data
-    group_size, num_groups = train_group_size(config), data.gen_batch_size or data.train_batch_size
-    val_group_size = config.actor_rollout_ref.rollout.val_kwargs.n
+    size, num_groups = train_group_size(config), data.gen_batch_size or data.train_batch_size
+    val_size = val_group_size(config)
     pool = make_pool(
         env.webshop,
-        max(num_groups * group_size, data.val_batch_size * val_group_size),
+        max(num_groups * size, data.val_batch_size * val_size),
         env.resources_per_worker,
         env.num_workers,
         reset_limit_s=env.reset_timeout,
@@ -124,8 +125,8 @@ def make_webshop(config: Any) -> Managers:
         build = partial(
             build_webshop_envs, resources_per_worker=env.resources_per_worker, env_kwargs=env.webshop, pool=pool
         )
-        train = build(seed=env.seed, env_num=num_groups, group_n=group_size, is_train=True)
-        val = build(seed=env.seed + 1000, env_num=data.val_batch_size, group_n=val_group_size, is_train=False)
+        train = build(seed=env.seed, env_num=num_groups, group_n=size, is_train=True)
+        val = build(seed=env.seed + 1000, env_num=data.val_batch_size, group_n=val_size, is_train=False)
     except BaseException:
         pool.close()
         raise
@@ -143,25 +144,13 @@ def make_webshop(config: Any) -> Managers:
     )
 
 
-def train_group_size(config: Any) -> int:
-    """Episodes per task: ``env.rollout.n``, 1 where it is not positive, and with ReMax a greedy one as its baseline.
-
-    Raises:
-        ValueError: it is no integer.
-    """
-    size = config.env.rollout.n
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise ValueError(f"env.rollout.n must be an integer, not {size!r}")
-    return max(size, 1) + (config.algorithm.adv_estimator == "remax")
-
-
 def make_envs(config: Any) -> Managers:
     """``(training manager, validation manager)`` of the environment that ``env.env_name`` names.
 
     Raises:
         ValueError: no such environment, or sizes that make none.
     """
-    train_group_size(config)
+    train_group_size(config), val_group_size(config)
     if config.data.val_batch_size is None:
         raise ValueError("data.val_batch_size is the number of validation environments and has to be set, e.g. to 128")
     return find_environment(config.env.env_name)(config)

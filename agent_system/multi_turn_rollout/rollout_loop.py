@@ -21,6 +21,7 @@ from agent_system.multi_turn_rollout.rows import build_rows
 from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
 from verl.protocol import DataProto
 from verl.single_controller.ray import WorkerError
+from verl.trainer.config.group_size import train_group_size, val_group_size
 from verl.workers.rollout.settings import sampling_settings
 
 logger = logging.getLogger(__name__)
@@ -84,14 +85,16 @@ class TrajectoryCollector:
             ValueError: the batch does not fit the environments, or a prompt is too long and must not be cut.
             RuntimeError: no episode came through.
         """
-        return self._play(gen_batch, actor_rollout_wg, envs, is_train, repeat=self._group_size(True) if is_train else 1)
+        repeat = train_group_size(self.config) if is_train else 1
+        return self._play(gen_batch, actor_rollout_wg, envs, is_train, repeat)
 
     def _play(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Any, is_train: bool, repeat: int, replace: bool = True
     ) -> DataProto:
         """As ``multi_turn_loop`` with every row of the batch played ``repeat`` times; ``replace`` allows new groups."""
         num_episodes = len(gen_batch) * repeat
-        group_size, data = self._group_size(is_train), self.config.data
+        data = self.config.data
+        group_size = train_group_size(self.config) if is_train else val_group_size(self.config)
         capacity = group_size * ((data.gen_batch_size or data.train_batch_size) if is_train else data.val_batch_size)
         environments = as_event_environments(envs, num_episodes, group_size, capacity)
         plan = self._plan(gen_batch, environments, num_episodes, repeat, is_train, replace)
@@ -184,11 +187,6 @@ class TrajectoryCollector:
         except BaseException:
             client.end()
             raise
-
-    def _group_size(self, is_train: bool) -> int:
-        """Episodes of a task; in training with the greedy one that is ReMax's baseline."""
-        size = self.config.env.rollout.n if is_train else self.config.actor_rollout_ref.rollout.val_kwargs.n
-        return max(size, 1) + (is_train and self._plays_baselines)
 
     @property
     def _plays_baselines(self) -> bool:

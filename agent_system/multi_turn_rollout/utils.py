@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from verl.protocol import DataProto
+from verl.trainer.config.group_size import group_size
 
 logger = logging.getLogger(__name__)
 
@@ -126,12 +127,12 @@ def filter_group_data(
     """
     if last_try:
         return batch_list, episode_rewards, episode_lengths, success, traj_uid, tool_callings
-    group_size = config.env.rollout.n
-    if group_size <= 1:
+    size = group_size(config)
+    if size == 1:
         logger.warning("groups of one episode never differ: algorithm.filter_groups.enable needs env.rollout.n > 1")
-    rewards = np.asarray(episode_rewards).reshape(-1, group_size)
+    rewards = np.asarray(episode_rewards).reshape(-1, size)
     differs = (rewards != rewards[:, :1]).any(axis=1)
-    keep = np.flatnonzero(np.repeat(differs, group_size))
+    keep = np.flatnonzero(np.repeat(differs, size))
     kept_success = {name: values[keep] for name, values in success.items() if len(values) == len(batch_list)}
     kept_rows = [batch_list[index] for index in keep]
     return kept_rows, episode_rewards[keep], episode_lengths[keep], kept_success, traj_uid[keep], tool_callings[keep]

@@ -11,11 +11,12 @@ import numpy as np
 import ray
 from toy_shop import toy_sessions
 
-from agent_system.environments.env_manager import WebshopEnvironmentManager, train_group_size
+from agent_system.environments.env_manager import WebshopEnvironmentManager
 from agent_system.environments.env_package.webshop.envs import TrainingGoals, ValidationGoals, WebshopVectorEnv
 from agent_system.environments.env_package.webshop.projection import webshop_projection
 from agent_system.environments.session_host import SessionPool
 from verl.protocol import DataProto
+from verl.trainer.config.group_size import train_group_size
 from verl.utils.row_arrays import object_array
 from verl.workers.rollout.base import RolloutRequest, RolloutResult
 

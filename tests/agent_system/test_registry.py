@@ -50,5 +50,9 @@ def test_a_whole_name_goes_before_a_part():
 def test_sizes_that_make_no_environment():
     with pytest.raises(ValueError, match=r"env\.rollout\.n must be an integer"):
         make_envs(make_config(env__rollout=SimpleNamespace(n="8")))
+    with pytest.raises(ValueError, match=r"env\.rollout\.n=0 has to be at least 1"):
+        make_envs(make_config(env__rollout=SimpleNamespace(n=0)))
+    with pytest.raises(ValueError, match=r"actor_rollout_ref\.rollout\.val_kwargs\.n=-1 has to be at least 1"):
+        make_envs(make_config(actor_rollout_ref__rollout__val_kwargs__n=-1))
     with pytest.raises(ValueError, match=r"data\.val_batch_size"):
         make_envs(make_config(data__val_batch_size=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,6 +64,8 @@ RULES = [
     (["data.val_batch_size=null"], "such as data.val_batch_size=128"),
     (["data.train_batch_size=0"], "data.train_batch_size=0 has to be at least 1"),
     (["env.rollout.n=0"], "env.rollout.n=0 has to be at least 1"),
+    (["env.rollout.n=-3"], "env.rollout.n=-3 has to be at least 1"),
+    ([f"{ROLLOUT}.val_kwargs.n=0"], f"{ROLLOUT}.val_kwargs.n=0 has to be at least 1"),
     ([f"{ROLLOUT}.n=8"], f"use {ROLLOUT}.n=1 env.rollout.n=8"),
     ([f"{ROLLOUT}.tensor_model_parallel_size=4"], "needs 4 ranks, but there are 2"),
     (["trainer.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=3"], "use one of 1, 2, 4"),
@@ -251,6 +254,17 @@ def test_a_rollout_has_a_request_of_each_episode_under_way(overrides: list[str],
     sizes = ["data.train_batch_size=4", "env.rollout.n=8", "data.val_batch_size=3"]
     config = to_dataclass(compose_config([*sizes, *overrides]))
     assert config.requests_at_once == expected
+    if config.data.val_batch_size == 3:
+        assert dict(derived_lines(config))["training environments"].startswith(f"{expected} (")
+
+
+@pytest.mark.parametrize("key", ["env.rollout.n", f"{ROLLOUT}.val_kwargs.n"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_number_of_episodes_below_one_is_refused_wherever_it_is_asked_for(key: str, size: int) -> None:
+    config = to_dataclass(compose_config([f"{key}={size}"]))
+    with pytest.raises(ValueError, match=rf"{re.escape(key)}={size} has to be at least 1"):
+        _ = config.requests_at_once
+    assert list(derived_lines(config)) == []
 
 
 def test_own_names_are_accepted_with_a_module_that_registers_them(sound: list[str]) -> None:

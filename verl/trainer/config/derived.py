@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from verl.trainer.config.group_size import group_size, train_group_size, val_group_size
 from verl.trainer.config.memory import memory_phases, model_shapes
 from verl.trainer.config.schema import ActorConfig, CriticConfig, PPOTrainerConfig
 
@@ -15,7 +16,7 @@ def derived_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     """``(what, figure)`` pairs, in reading order; a configuration with a size below 1 has none."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     sizes = (config.world_size, config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.ranks_per_engine)
-    if min(sizes) < 1:
+    if min(*sizes, config.env.rollout.n, rollout.val_kwargs.n) < 1:
         return
     yield from _step_lines(config)
     yield from _run_lines(config)
@@ -38,7 +39,7 @@ def _memory_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
 
 
 def _step_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
-    tasks, group, ranks = config.data.train_batch_size, config.env.rollout.n, config.world_size
+    tasks, group, ranks = config.data.train_batch_size, group_size(config), config.world_size
     trajectories, steps = tasks * group, config.env.max_steps
     actor = config.actor_rollout_ref.actor
     fewest, most = trajectories, trajectories * steps
@@ -82,7 +83,7 @@ def _run_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
     unknown = "known to data.custom_cls alone" if data.custom_cls.path else "unknown until data.train_files is written"
     yield "training steps", unknown if total is None else str(total)
     validations = _validations(config, total)
-    per = config.actor_rollout_ref.rollout.val_kwargs.n
+    per = val_group_size(config)
     if val_rows is None:
         yield "validation tasks", "unknown until data.val_files is written"
     else:
@@ -91,8 +92,7 @@ def _run_lines(config: PPOTrainerConfig) -> Iterator[tuple[str, str]]:
         yield "LLM calls per validation", f"{episodes} to {episodes * config.env.max_steps}"
     yield "validations", "unknown" if validations is None else str(validations)
     yield "checkpoints", "none (trainer.save_freq)" if trainer.save_freq <= 0 else f"every {trainer.save_freq} steps"
-    baselines = int(config.algorithm.adv_estimator == "remax")
-    environments = (data.gen_batch_size or data.train_batch_size) * (config.env.rollout.n + baselines)
+    environments = (data.gen_batch_size or data.train_batch_size) * train_group_size(config)
     cpus = environments * config.env.resources_per_worker.num_cpus
     yield "training environments", f"{environments} ({cpus:g} CPUs counted)"
     yield "run folder", trainer.run_dir

@@ -16,6 +16,7 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from gigpo.core_gigpo import compute_step_discounted_returns
 from verl.protocol import DataProto
 from verl.trainer.config import PPOTrainerConfig, pin_split
+from verl.trainer.config.group_size import val_group_size
 from verl.trainer.ppo import dumps
 from verl.trainer.ppo.advantage import (
     AdvantageEstimator,
@@ -358,7 +359,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         failed: list[tuple[str, str]] = []  # episodes that have no rows
         for index, batch in enumerate(self.val_dataloader):
             shell = DataProto.from_single_dict(batch)
-            shell = shell.repeat(self.config.actor_rollout_ref.rollout.val_kwargs.n, interleave=True)
+            shell = shell.repeat(val_group_size(self.config), interleave=True)
             shell.meta_info.update(
                 global_steps=self.global_steps,
                 validate=True,

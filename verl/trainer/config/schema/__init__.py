@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verl.trainer.config.group_size import train_group_size, val_group_size
 from verl.trainer.config.schema.actor import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -128,9 +129,7 @@ class PPOTrainerConfig(ConfigNode):
     def requests_at_once(self) -> int:
         """The most requests that a rollout has under way: one of each episode of a training or validation batch."""
         tasks = self.data.gen_batch_size or self.data.train_batch_size
-        group = max(self.env.rollout.n, 1) + (self.algorithm.adv_estimator == "remax")
-        attempts = max(self.actor_rollout_ref.rollout.val_kwargs.n, 1)
-        return max(tasks * group, (self.data.val_batch_size or 0) * attempts)
+        return max(tasks * train_group_size(self), (self.data.val_batch_size or 0) * val_group_size(self))
 
     @property
     def uses_reference(self) -> bool:
