@@ -274,9 +274,9 @@ def start_engines(args: argparse.Namespace, shape: PretrainedConfig, folder: str
 def main() -> None:
     args = parse_arguments()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    trace = Trace.load(args.trace) if args.trace else Trace.draw(
-        args.episodes, args.group_size, args.turns, args.prompt_tokens, args.response_tokens, args.env_seconds
-    )  # fmt: skip
+    names = ("episodes", "group_size", "turns", "prompt_tokens", "response_tokens", "env_seconds")
+    drawn = None if args.trace else {name: getattr(args, name) for name in names}
+    trace = Trace.load(args.trace) if drawn is None else Trace.draw(**drawn)
     if args.save_trace:
         trace.save(args.save_trace)
     gpus = args.replicas * args.tensor_parallel if args.device == "cuda" else 0
@@ -285,7 +285,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "requests": len(trace.turns), "prompt_tokens": trace.prompt_tokens, "response_tokens": trace.response_tokens,
         "replicas": args.replicas, "tensor_parallel": args.tensor_parallel, "env_seconds": args.env_seconds,
-        "shared_prefix": args.shared_prefix, "overrides": args.overrides,
+        "shared_prefix": args.shared_prefix, "overrides": args.overrides, "drawn": drawn,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         group = start_engines(args, shape, folder)

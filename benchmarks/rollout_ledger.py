@@ -1,8 +1,8 @@
 """Where the seconds of a rollout benchmark went, and how fast any loop over the same episodes could be.
 
     python3 -m benchmarks.rollout --event 16:2 --out rollout.json
-    python3 -m benchmarks.rollout_ledger rollout.json            # the trace that the benchmark draws by default
-    python3 -m benchmarks.rollout_ledger rollout.json --trace trace.json
+    python3 -m benchmarks.rollout_ledger rollout.json            # the trace that the benchmark drew
+    python3 -m benchmarks.rollout_ledger rollout.json --trace trace.json   # the one that it was given
 
 The report holds the time of single decode steps at some batch sizes; a line through them says what a step costs by
 itself and what each running request adds. With the steps an arm took, that divides its seconds into
@@ -33,7 +33,6 @@ from benchmarks.rollout_trace import Trace
 
 logger = logging.getLogger("benchmarks.rollout_ledger")
 
-TRACE = dict(episodes=128, group_size=8, turns=(3, 15), prompt_tokens=(550, 1250), response_tokens=(60, 250))
 TAILS = (64, 32, 16)  # fewer episodes than that: the tail
 
 
@@ -63,11 +62,16 @@ def step_cost(steps: Sequence[Mapping[str, float]]) -> StepCost:
     """Least squares through the report's decode steps.
 
     Raises:
-        ValueError: fewer than two batch sizes were timed.
+        ValueError: fewer than two batch sizes were timed, or larger ones took less time.
     """
     if len({step["batch"] for step in steps}) < 2:
         raise ValueError("the report has decode steps of fewer than two batch sizes; set --step-batches 16 64 128")
     slope, intercept = np.polyfit([step["batch"] for step in steps], [step["decode_ms"] for step in steps], 1)
+    if slope < 0:
+        raise ValueError(
+            "the report's decode steps get faster with more requests, as on a busy machine: nothing can be divided by "
+            "them; repeat the benchmark, with batch sizes further apart (--step-batches)"
+        )
     return StepCost(float(intercept) / 1000, float(slope) / 1000)
 
 
@@ -106,6 +110,19 @@ def account(row: Mapping[str, Any], cost: StepCost, trace: Trace) -> Account:
 def floor_seconds(trace: Trace, cost: StepCost, prompts: float) -> float:
     """What no loop over these episodes can go below at this cost of a step."""
     return cost.fixed * max(chains(trace)) + cost.per_request * trace.response_tokens + prompts
+
+
+def traced(report: Mapping[str, Any], given: Path | None) -> Trace:
+    """The episodes of a report: those of a file, or drawn again as the benchmark drew them.
+
+    Raises:
+        ValueError: no file is given, and the benchmark drew none.
+    """
+    if given is not None:
+        return Trace.load(given)
+    if not report.get("drawn"):
+        raise ValueError("the report is of a saved trace; name it with --trace")
+    return Trace.draw(**report["drawn"])
 
 
 def describe(report: Mapping[str, Any], trace: Trace) -> str:
@@ -156,8 +173,10 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     report = json.loads(args.report.read_text(encoding="utf-8"))
-    trace = Trace.load(args.trace) if args.trace else Trace.draw(env_seconds=report["env_seconds"], **TRACE)
-    logger.info(describe(report, trace))
+    try:
+        logger.info(describe(report, traced(report, args.trace)))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

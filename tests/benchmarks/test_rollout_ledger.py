@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.rollout_ledger import account, describe, floor_seconds, step_cost, steps_at_once
+from benchmarks.rollout_ledger import account, describe, floor_seconds, step_cost, steps_at_once, traced
 from benchmarks.rollout_trace import Trace, TraceTurn
 
 TRACE = Trace([[TraceTurn(10, 3, 0.0), TraceTurn(10, 4, 0.0)], [TraceTurn(10, 5, 0.0)]], group_size=2)
@@ -26,6 +28,8 @@ def test_a_line_through_exact_points_is_found() -> None:
     assert (cost.fixed, cost.per_request) == pytest.approx((0.002, 0.0005))
     with pytest.raises(ValueError, match="--step-batches"):
         step_cost(STEPS[:1])
+    with pytest.raises(ValueError, match="faster with more requests"):
+        step_cost([{"batch": 1, "decode_ms": 3.0}, {"batch": 8, "decode_ms": 2.0}])
 
 
 def test_the_parts_of_an_arm_add_up_to_its_seconds() -> None:
@@ -58,3 +62,14 @@ def test_reports_that_do_not_fit_are_refused() -> None:
         describe(_report(requests=4), TRACE)
     with pytest.raises(ValueError, match="--replicas"):
         describe(_report(replicas=2), TRACE)
+
+
+def test_episodes_that_the_benchmark_drew_are_drawn_again(tmp_path: Path) -> None:
+    drawn = dict(episodes=4, group_size=2, turns=(1, 3), prompt_tokens=(5, 9), response_tokens=(2, 4), env_seconds=0.1)
+    report = json.loads(json.dumps(_report(drawn=drawn)))
+    assert traced(report, None).episodes == Trace.draw(**drawn).episodes
+    TRACE.save(tmp_path / "trace.json")
+    assert traced(report, tmp_path / "trace.json").episodes == TRACE.episodes
+    for other in (_report(drawn=None), _report()):
+        with pytest.raises(ValueError, match="--trace"):
+            traced(other, None)
