@@ -174,10 +174,5 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             "trainer.val_only=true with trainer.val_before_train=false would validate nothing; use "
             "trainer.val_before_train=true, or trainer.val_only=false to train"
         )
-    if trainer.resume_mode == "resume_path":
-        path = trainer.resume_from_path
-        if path is None or "global_step_" not in path:
-            yield (
-                f"trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N, got "
-                f"{'null' if path is None else path}"
-            )
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:  # if it is one: check_paths
+        yield "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N, got null"
