@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from verl.protocol import DataProto
+from verl.utils.row_arrays import object_array
 from verl.workers.rollout.base import RolloutEngine, RolloutRequest, RolloutResult, run_to_completion
 from verl.workers.rollout.settings import sampling_settings
 
@@ -42,8 +43,8 @@ def generate_rows(engine: RolloutEngine, data: DataProto, rollout: Any, pad_toke
         mask[row, :length] = 1
         log_probs[row, :length] = torch.from_numpy(np.asarray(result.log_probs, dtype=np.float32))
     columns = dict(data.non_tensor_batch)
-    columns["prompt_ids"] = _object_array(prompts)
-    columns["finish_reason"] = _object_array([result.finish_reason for result in results])
+    columns["prompt_ids"] = object_array(prompts)
+    columns["finish_reason"] = object_array([result.finish_reason for result in results])
     return DataProto.from_dict(
         tensors={
             "responses": responses,
@@ -81,10 +82,3 @@ def _answer(engine: RolloutEngine, prompts: list[np.ndarray], data: DataProto, r
         gathered = everyone[rank // size * size : rank // size * size + size]
     results = {r.request_id: r for r in run_to_completion(engine, [q for part in gathered for q in part])}
     return [results[request.request_id] for request in requests]
-
-
-def _object_array(values: list[Any]) -> np.ndarray:
-    array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array

@@ -131,6 +131,13 @@ def split_mini_batches(
     return minis
 
 
+def mini_batch_order(count: int, epoch: int, shuffle: bool) -> list[int]:
+    """Order of the mini-batches in an epoch, the same on all ranks; the first epoch keeps the driver's."""
+    if not shuffle or epoch == 0:
+        return list(range(count))
+    return np.random.default_rng(epoch).permutation(count).tolist()
+
+
 def _assert_agreed(values: torch.Tensor, what: str) -> None:
     limits = torch.cat([values, -values])
     dist.all_reduce(limits, op=dist.ReduceOp.MAX)

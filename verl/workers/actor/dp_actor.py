@@ -39,6 +39,7 @@ from verl.workers.update_loop import (
     MicroBatch,
     MicroBatchPlan,
     micro_batches,
+    mini_batch_order,
     split_mini_batches,
 )
 
@@ -144,7 +145,7 @@ class DataParallelPPOActor(BasePPOActor):
         self.step_seconds = []
         profiled = min(1, self.config.ppo_epochs * len(minis) - 1)
         for epoch in range(self.config.ppo_epochs):
-            for number in self._order(len(minis), epoch):
+            for number in mini_batch_order(len(minis), epoch, self.config.shuffle):
                 started = time.perf_counter()
                 step = functools.partial(self._step, data, rows, minis[number], plan, columns, sums)
                 if self.profile_path is not None and len(self.step_seconds) == profiled:
@@ -176,12 +177,6 @@ class DataParallelPPOActor(BasePPOActor):
         self._may_hint = False
         if hint is not None:
             logger.warning(hint)
-
-    def _order(self, count: int, epoch: int) -> list[int]:
-        """Order of the mini-batches in an epoch, the same on all ranks; the first epoch keeps the driver's."""
-        if not self.config.shuffle or epoch == 0:
-            return list(range(count))
-        return np.random.default_rng(epoch).permutation(count).tolist()
 
     def _step(
         self,

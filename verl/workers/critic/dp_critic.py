@@ -28,6 +28,7 @@ from verl.workers.update_loop import (
     MicroBatch,
     MicroBatchPlan,
     micro_batches,
+    mini_batch_order,
     split_mini_batches,
 )
 
@@ -94,10 +95,7 @@ class DataParallelPPOCritic(BasePPOCritic):
         sums = MetricSums(self.device)
         skipped_before = self.guard.skipped_steps
         for epoch in range(self.config.ppo_epochs):
-            order = np.arange(len(minis))
-            if self.config.shuffle and epoch:
-                order = np.random.default_rng(epoch).permutation(len(minis))
-            for number in order:
+            for number in mini_batch_order(len(minis), epoch, self.config.shuffle):
                 self._step(data, rows, minis[number], plan, sums)
         metrics = sums.reduce()
         metrics["critic/skipped_steps"] = float(self.guard.skipped_steps - skipped_before)
