@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,8 +20,6 @@ from verl.workers.device_state import choose_device
 from verl.workers.role_models import end_token_ids
 from verl.workers.rollout.base import RolloutRequest, RolloutResult
 from verl.workers.rollout.factory import build_rollout_engine
-
-logger = logging.getLogger(__name__)
 
 
 class EngineWorker(Worker):

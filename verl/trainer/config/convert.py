@@ -34,16 +34,20 @@ def to_dataclass(config: DictConfig | Mapping[str, Any]) -> PPOTrainerConfig:
         ConfigError: for a value of the wrong type, a missing key, a key that does not exist or an interpolation that
             cannot be resolved.
     """
+    return root_from_config(PPOTrainerConfig, config)
+
+
+def root_from_config(node_type: type[NodeT], config: DictConfig | Mapping[str, Any]) -> NodeT:
+    """As :func:`to_dataclass`, for the root of any schema."""
     try:
         plain = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
-    listed = plain.get("added_keys") or []
-    if not isinstance(listed, list):
-        raise ConfigError(f"added_keys expects a list (text each), got {_show(listed)}")
-    added = [str(key) for key in listed]
-    return node_from_dict(PPOTrainerConfig, plain, added_keys=added)
+    added = plain.get("added_keys") or []
+    if not isinstance(added, list):
+        raise ConfigError(f"added_keys expects a list (text each), got {_show(added)}")
+    return node_from_dict(node_type, plain, added_keys=[str(key) for key in added])
 
 
 def node_from_dict(

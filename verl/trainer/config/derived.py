@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from verl.trainer.config.group_size import group_size, train_group_size, val_group_size
 from verl.trainer.config.memory import memory_phases, model_shapes
 from verl.trainer.config.schema import ActorConfig, CriticConfig, PPOTrainerConfig
+from verl.trainer.config.validate_files import parquet_rows
 
 _UNKNOWN = "the config.json of {} is not on this machine, or not of a dense model like Llama and Qwen"
 
@@ -120,12 +122,7 @@ def _validations(config: PPOTrainerConfig, total: int | None) -> int | None:
 
 def _rows(files: str | list[str]) -> int | None:
     """Rows of parquet files; None where one cannot be read."""
-    from pathlib import Path
-
-    import pyarrow.parquet as pq
-
     try:
-        names = [files] if isinstance(files, str) else files
-        return sum(int(pq.read_metadata(Path(name).expanduser()).num_rows) for name in names)
+        return sum(parquet_rows(Path(name).expanduser()) for name in ([files] if isinstance(files, str) else files))
     except (OSError, ValueError):
         return None

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl.trainer.config import machine
-from verl.trainer.config.names import ADV_ESTIMATORS
+from verl.trainer.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS
 from verl.trainer.config.schema import PPOTrainerConfig, TrainerConfig
 
 _PACKED = "rows are always packed"
@@ -22,7 +22,6 @@ _CHAT = "environments render the prompts"
 _TEXT = "models read text only"
 _BUFFERS = "buffers keep their dtype"
 _REWARD = "rewards come from the environment, reward_model.enable is false"
-_COMPARING = ("grpo", "gigpo", "hgpo", "rloo", "reinforce_plus_plus_baseline")
 _OWN_ENVIRONMENT = "no such environment ships; one of your own may read it"
 
 NO_EFFECT: dict[str, str] = {
@@ -145,7 +144,7 @@ def notices(config: PPOTrainerConfig) -> list[str]:
             "with rollout.name=hf and counts as 1: each rank has an engine of its own"
         )
     estimator = config.algorithm.adv_estimator
-    if config.env.rollout.n == 1 and estimator in _COMPARING:
+    if config.env.rollout.n == 1 and estimator in GROUP_ESTIMATORS:
         lines.append(
             f"env.rollout.n=1 makes groups of one, in which {estimator} cannot compare; use env.rollout.n=8"
         )

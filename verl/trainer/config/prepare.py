@@ -14,8 +14,9 @@ from verl.trainer.config.convert import to_dataclass
 from verl.trainer.config.earlier_run import RESOLVED_NAME, changed_values
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import resolve_device
+from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
-from verl.trainer.config.validate import notices, validate
+from verl.trainer.config.validate import validate
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config.command_line import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED
 from verl.trainer.config.compose import CONFIG_DIR, compose
-from verl.trainer.config.convert import node_from_dict
+from verl.trainer.config.convert import root_from_config
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.failure import failure_report
 from verl.trainer.config.schema.node import ConfigNode
@@ -37,12 +36,7 @@ def compose_tool(node_type: type[NodeT], config_name: str, overrides: Sequence[s
     Raises:
         ConfigError: an override that cannot be read, a key that does not exist, a value of the wrong type.
     """
-    composed = compose(overrides, CONFIG_DIR, config_name).config
-    try:
-        plain: Any = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
-    return node_from_dict(node_type, plain, added_keys=[str(key) for key in plain.get("added_keys") or []])
+    return root_from_config(node_type, compose(overrides, CONFIG_DIR, config_name).config)
 
 
 def output_problem(key: str, name: str) -> str | None:

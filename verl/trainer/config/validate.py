@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from verl.trainer.config import machine
 from verl.trainer.config.errors import ConfigError, nearest, several
 from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSES, TRACKERS
-from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import (
     check_code,
@@ -32,8 +31,6 @@ from verl.trainer.config.validate_numbers import (
     check_schedule,
 )
 from verl.trainer.config.validate_rewards import check_groups, check_overlong, check_reward_model
-
-__all__ = ["notices", "validate"]
 
 Rule = Callable[[PPOTrainerConfig], Iterator[str]]
 

@@ -90,7 +90,7 @@ def _count_rows(key: str, files: str | list[str], explained: bool) -> Iterator[s
             total = None
             continue
         try:
-            rows = _parquet_rows(path)
+            rows = parquet_rows(path)
         except (OSError, ValueError) as error:
             yield f"{key}={name} is no readable parquet file ({str(error).splitlines()[0]}); write it with {_PREPARE}"
             total = None
@@ -101,7 +101,8 @@ def _count_rows(key: str, files: str | list[str], explained: bool) -> Iterator[s
     return total
 
 
-def _parquet_rows(path: Path) -> int:
+def parquet_rows(path: Path) -> int:
+    """Rows that a parquet file says it has; OSError or ValueError where it cannot be read."""
     import pyarrow.parquet as pq  # 0.1 s, needed only here
 
     return int(pq.read_metadata(path).num_rows)

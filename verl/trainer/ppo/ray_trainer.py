@@ -79,6 +79,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         reward_fn, val_reward_fn: rows to token-level scores, in training and in validation.
         traj_collector: turns a batch shell into rows by letting the policy act.
         make_envs: builds ``(envs, val_envs)``; called while the ranks load their models.
+        processor: of images, kept for who asks the trainer for it; nothing here reads images.
         ranks: ranks that start already; by default ``init_workers`` starts them. The trainer ends them.
         startup: seconds of what was done before.
     """

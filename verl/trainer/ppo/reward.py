@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from agent_system.reward_manager import EpisodeRewardManager
 from verl.protocol import DataProto
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.utils.external_lib import what_failed
-
-logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., Any]
 

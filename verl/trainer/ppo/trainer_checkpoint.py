@@ -6,7 +6,7 @@ Layout (``root`` is ``trainer.default_local_dir``)::
     root/global_step_40/actor/…                 written by the actor's ranks
     root/global_step_40/critic/…                when there is a critic
     root/global_step_40/data.pt                 data loader
-    root/global_step_40/trainer_state.pt        environments, KL controller, tracker, digest of the goal split
+    root/global_step_40/trainer_state.pt        environments, KL, carried groups, tracker, digest of the goal split
     root/global_step_40/resolved_config.yaml    what it was trained with
 
 A step's folder is written as ``global_step_40.tmp`` and renamed when everything lies in it; only then does the tracker

@@ -1,15 +1,12 @@
 """Validation: the same tasks, each once, and what is reported of them."""
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from verl.protocol import DataProto
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
