@@ -24,6 +24,7 @@ from verl.trainer.config.validate_files import (
 from verl.trainer.config.validate_numbers import (
     at_least,
     check_covariance_losses,
+    check_finite,
     check_lora,
     check_numbers,
     check_optim,
@@ -356,6 +357,7 @@ RULES: tuple[Rule, ...] = (
     check_overlong,
     check_reward_model,
     check_numbers,
+    check_finite,
     check_covariance_losses,
     check_lora,
     check_sampling,

@@ -50,11 +50,38 @@ def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
             ("algorithm.kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef),
             ("algorithm.pf_ppo.weight_pow", algorithm.pf_ppo.weight_pow),
             ("algorithm.hgpo.history_length", algorithm.hgpo.history_length),
+            ("algorithm.hgpo.episode_advantage_w", algorithm.hgpo.episode_advantage_w),
+            ("algorithm.gigpo.step_advantage_w", algorithm.gigpo.step_advantage_w),
             (f"{_ACTOR}.kl_loss_coef", actor.kl_loss_coef),
             (f"{_ACTOR}.invalid_action_penalty_coef", actor.invalid_action_penalty_coef),
         ],
         lowest=0,
     )
+
+
+def check_finite(config: PPOTrainerConfig) -> Iterator[str]:
+    """Weights that would make every loss infinite, and limits that have to come to an end."""
+    algorithm, actor, trainer, env = config.algorithm, config.actor_rollout_ref.actor, config.trainer, config.env
+    for key, value in (
+        ("algorithm.gigpo.step_advantage_w", algorithm.gigpo.step_advantage_w),
+        ("algorithm.hgpo.episode_advantage_w", algorithm.hgpo.episode_advantage_w),
+        ("algorithm.hgpo.alpha", algorithm.hgpo.alpha),
+        ("algorithm.kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef),
+        ("algorithm.kl_ctrl.target_kl", algorithm.kl_ctrl.target_kl),
+        ("algorithm.pf_ppo.weight_pow", algorithm.pf_ppo.weight_pow),
+        ("reward_model.overlong_buffer.penalty_factor", config.reward_model.overlong_buffer.penalty_factor),
+        (f"{_ACTOR}.entropy_coeff", actor.entropy_coeff),
+        (f"{_ACTOR}.kl_loss_coef", actor.kl_loss_coef),
+        (f"{_ACTOR}.invalid_action_penalty_coef", actor.invalid_action_penalty_coef),
+        (f"{_ACTOR}.policy_loss.ppo_kl_coef", actor.policy_loss.ppo_kl_coef),
+        ("trainer.start_timeout", trainer.start_timeout),
+        ("trainer.step_timeout", trainer.step_timeout),
+        ("env.step_timeout", env.step_timeout),
+        ("env.reset_timeout", env.reset_timeout),
+        ("env.webshop.build_timeout", env.webshop.build_timeout),
+    ):
+        if math.isinf(value):
+            yield f"{key}={value:g} has to be finite"
 
 
 def check_covariance_losses(config: PPOTrainerConfig) -> Iterator[str]:
@@ -78,8 +105,11 @@ def check_lora(config: PPOTrainerConfig) -> Iterator[str]:
     nodes += [("critic.model", config.critic.model)] if config.uses_critic else []
     for key, model in nodes:
         yield from at_least([(f"{key}.lora_rank", model.lora_rank)], lowest=0)
-        if model.lora_rank > 0 and model.lora_alpha <= 0:
-            yield f"{key}.lora_alpha={model.lora_alpha:g} has to be greater than 0: it scales what the adapters add"
+        if model.lora_rank > 0 and not 0 < model.lora_alpha < math.inf:
+            yield (
+                f"{key}.lora_alpha={model.lora_alpha:g} has to be greater than 0 and finite: it scales what the "
+                "adapters add"
+            )
         if model.lora_rank > 0 and not model.target_modules:
             yield f"{key}.target_modules is empty; use all-linear, or a list such as [q_proj,v_proj]"
 
@@ -110,8 +140,14 @@ def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:
         [
             (f"{_ROLLOUT}.max_num_seqs", rollout.max_num_seqs),
             (f"{_ROLLOUT}.max_steps_per_slice", rollout.max_steps_per_slice),
+            (f"{_ROLLOUT}.max_num_batched_tokens", rollout.max_num_batched_tokens),
+            (f"{_ROLLOUT}.kv_cache_memory_mb", rollout.kv_cache_memory_mb),
+            (f"{_ROLLOUT}.prompt_length", rollout.prompt_length),
+            (f"{_ROLLOUT}.response_length", rollout.response_length),
         ]
     )
+    if rollout.probe_tolerance is not None and rollout.probe_tolerance <= 0:
+        yield f"{_ROLLOUT}.probe_tolerance={rollout.probe_tolerance:g} has to be greater than 0, or null"
     yield from at_least([("env.history_length", config.env.history_length)], lowest=0)
 
 
@@ -123,6 +159,10 @@ def check_optim(config: PPOTrainerConfig) -> Iterator[str]:
     for node, optim in nodes:
         if not 0 <= optim.lr < math.inf:
             yield f"{node}.lr={optim.lr:g} has to be at least 0 and finite"
+        if not 0 <= optim.weight_decay < math.inf:
+            yield f"{node}.weight_decay={optim.weight_decay:g} has to be at least 0 and finite, such as 0.01"
+        if not 0 <= optim.num_cycles < math.inf:
+            yield f"{node}.num_cycles={optim.num_cycles:g} has to be at least 0 and finite, such as 0.5"
         if optim.min_lr_ratio is not None and not 0 <= optim.min_lr_ratio <= 1:
             yield f"{node}.min_lr_ratio={optim.min_lr_ratio:g} has to lie in [0, 1], or null for 0"
         if not 0 <= optim.lr_warmup_steps_ratio <= 1:
@@ -146,6 +186,8 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             ("env.reset_timeout", env.reset_timeout),
             ("env.num_workers", env.num_workers),
             ("ray_init.num_cpus", config.ray_init.num_cpus),
+            ("trainer.ray_wait_register_center_timeout", trainer.ray_wait_register_center_timeout),
+            ("env.max_prompt_chars", env.max_prompt_chars),
             *(("trainer.profile_steps", step) for step in trainer.profile_steps or ()),
         ]
     )
@@ -157,10 +199,21 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             [
                 ("env.webshop.validation_goals", shop.validation_goals),
                 ("env.webshop.build_timeout", shop.build_timeout),
+                ("env.seed", env.seed),
             ],
             lowest=0,
         )
-    yield from at_least([("trainer.critic_warmup", trainer.critic_warmup)], lowest=0)
+        for name, value in vars(env.resources_per_worker).items():
+            if name != "extra" and not 0 <= value < math.inf:
+                yield f"env.resources_per_worker.{name}={value:g} has to be at least 0 and finite"
+    yield from at_least(
+        [
+            ("trainer.critic_warmup", trainer.critic_warmup),
+            ("data.seed", config.data.seed),
+            ("data.dataloader_num_workers", config.data.dataloader_num_workers),
+        ],
+        lowest=0,
+    )
     idle = [step for step in trainer.profile_steps or () if 1 <= step < trainer.critic_warmup]
     if idle:
         yield (

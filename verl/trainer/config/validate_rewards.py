@@ -75,6 +75,9 @@ def check_reward_model(config: PPOTrainerConfig) -> Iterator[str]:
         )
     if judge.max_length is not None and judge.max_length < 1:
         yield f"reward_model.max_length={judge.max_length} has to be at least 1, or null for no limit"
+    if judge.use_dynamic_bsz and judge.forward_max_token_len_per_gpu < 1:
+        budget = judge.forward_max_token_len_per_gpu
+        yield f"reward_model.forward_max_token_len_per_gpu={budget} has to be at least 1, such as 16384"
     path = judge.model.path
     if not path:
         yield f"{key} is not set: reward_model.enable=true needs a classification model with one label"
