@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from verl.trainer.config import ConfigError, compose_config, default_config, node_from_dict, to_dataclass
+from verl.trainer.config.compose import compose
 from verl.trainer.config.prepare import to_yaml, write_resolved
 from verl.trainer.config.schema import PPOTrainerConfig, WebshopConfig
 
@@ -196,3 +197,13 @@ def test_one_node_from_plain_values() -> None:
     assert node_from_dict(WebshopConfig, {**values, "seed": 3}, "env.webshop").seed == 3
     with pytest.raises(ConfigError, match="env.webshop.seed expects a whole number"):
         node_from_dict(WebshopConfig, {**values, "seed": "x"}, "env.webshop")
+
+
+def test_the_first_job_of_a_multirun_is_checked_and_all_are_handed_on() -> None:
+    listed = ["data.seed=3,4", "env.max_steps=range(5,7)", "+algorithm.mine=a,b", "preset=embedded,none"]
+    composed = compose(listed, multirun=True)
+    assert (composed.config.data.seed, composed.config.env.max_steps, composed.config.algorithm.mine) == (3, 5, "a")
+    assert composed.config.preset == "embedded"
+    assert {"data.seed=3,4", "env.max_steps=range(5,7)", "preset=embedded,none"} <= set(composed.overrides)
+    with pytest.raises(ConfigError, match="add --multirun"):
+        compose(["data.seed=3,4"])

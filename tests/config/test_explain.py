@@ -268,6 +268,18 @@ def test_explain_prints_and_writes_nothing(tmp_path: Path, runnable: list[str]) 
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_each_job_of_a_multirun_is_checked_and_explained_or_run(tmp_path: Path, runnable: list[str]) -> None:
+    jobs = ["--multirun", *runnable, "data.seed=1,2", "trainer.experiment_name=seed_${data.seed}"]
+    shown = run(tmp_path, *jobs, "explain=true")
+    assert shown.returncode == 0, shown.stderr
+    assert "RAN" not in shown.stdout and shown.stdout.count("What follows from it:") == 2
+    done = run(tmp_path, *jobs)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("RAN")] == ["RAN 1", "RAN 2"]
+    kept = sorted((tmp_path / "work" / "checkpoints").glob("*/*/resolved_config.yaml"))
+    assert [file.parent.name for file in kept] == ["seed_1", "seed_2"]
+
+
 def test_mistakes_end_with_code_2_one_line_and_nothing_written(tmp_path: Path) -> None:
     begun = children_cpu_seconds()
     done = run(tmp_path, "data.trian_batch_size=3")

@@ -22,7 +22,6 @@ from verl.trainer.config.convert import to_dataclass
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.failure import failure_report
 from verl.trainer.config.folders import make_folders
-from verl.trainer.config.schema import PPOTrainerConfig
 
 EXIT_FAILED, EXIT_CONFIG = 1, 2
 EXIT_STOPPED = 130  # as a shell gives it for Ctrl-C
@@ -80,13 +79,10 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
             f"There is no option {unknown[0]}; settings are given as key=value, and --help lists options."
         )
     folder = Path(options.config_path).expanduser().resolve() if options.config_path else CONFIG_DIR
-    composition = compose(options.overrides, folder, options.config_name)
+    composition = compose(options.overrides, folder, options.config_name, options.multirun)
     informs = (options.cfg, options.info, options.help, options.hydra_help, options.version, options.shell_completion)
-    if not any(informs) and not options.multirun:
-        config = _check(composition)
-        if config.explain:
-            return
-        make_folders(config)
+    if not any(informs) and not options.multirun and not _ready(composition):
+        return
     passed = [one for one in argv if one not in options.overrides]
     passed = _without_option(passed, "--config-path", "-cp")
     passed = _without_option(passed, "--config-name", "-cn")
@@ -101,7 +97,9 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     def task(config: DictConfig) -> Any:
         try:
             if options.multirun:
-                _check(Composition(config, [], frozenset(), frozenset(), f"{options.config_name}.yaml"))
+                job = Composition(config, [], frozenset(), frozenset(), f"{options.config_name}.yaml")
+                if not _ready(job):
+                    return None
             return run(config)
         except ConfigError as error:
             return _end_with(error)
@@ -113,8 +111,12 @@ def _main(run: Callable[[DictConfig], Any], argv: Sequence[str]) -> None:
     hydra.main(version_base=None, config_path=str(folder), config_name=options.config_name)(task)()
 
 
-def _check(composition: Composition) -> PPOTrainerConfig:
-    """Explains the configuration where that is asked for, and validates it; returns it typed."""
+def _ready(composition: Composition) -> bool:
+    """Explains the configuration where that is asked for, validates it and, for a run, makes its folders.
+
+    Returns:
+        whether it is to be run.
+    """
     from verl.trainer.config.explain import explain
     from verl.trainer.config.machine import resolve_device
     from verl.trainer.config.validate import validate
@@ -124,7 +126,9 @@ def _check(composition: Composition) -> PPOTrainerConfig:
         sys.stdout.write(explain(composition) + "\n")
         sys.stdout.flush()
     validate(config)
-    return config
+    if not config.explain:
+        make_folders(config)
+    return not config.explain
 
 
 def _without_option(arguments: Sequence[str], *names: str) -> list[str]:

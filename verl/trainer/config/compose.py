@@ -73,16 +73,24 @@ def default_config(*overrides: str) -> PPOTrainerConfig:
 
 
 def compose(
-    overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None, config_name: str = CONFIG_NAME
+    overrides: Sequence[str] = (),
+    config_dir: str | os.PathLike[str] | None = None,
+    config_name: str = CONFIG_NAME,
+    multirun: bool = False,
 ) -> Composition:
-    """As :func:`compose_config`, with the sources of the values."""
+    """As :func:`compose_config`, with the sources of the values.
+
+    Args:
+        multirun: an override may list values, ``data.seed=1,2``. The configuration is that of the first job then, and
+            ``overrides`` have the list.
+    """
     folder = Path(config_dir).expanduser().resolve() if config_dir is not None else CONFIG_DIR
     if not (folder / f"{config_name}.yaml").is_file():
         raise ConfigError(
             f"There is no configuration file {folder / (config_name + '.yaml')}; check --config-path and --config-name."
         )
     parsed = [_parse(text) for text in overrides]
-    groups = [one for one in parsed if _is_group(one)]
+    groups = [_of_first_job(one) if multirun else one for one in parsed if _is_group(one)]
     values = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
     _check_hydra([one for one in parsed if one.key_or_group.startswith(_HYDRA)], folder, config_name)
     has_presets = _check_groups(groups, folder, config_name)
@@ -95,8 +103,9 @@ def compose(
     ready = [str(one.input_line) for one in parsed if one not in values] + ready
     if added:
         ready.append(f"++added_keys=[{','.join([*already, *added])}]")
+    composed = [str(_of_first_job(_parse(text)).input_line) for text in ready] if multirun else ready
     return Composition(
-        config=_compose(folder, config_name, ready),
+        config=_compose(folder, config_name, composed),
         overrides=ready,
         typed_keys=typed_keys,
         preset_keys=frozenset(_preset_keys(preset) if has_presets else ()),
@@ -113,6 +122,13 @@ def _parse(text: str) -> Override:
             f"Cannot read {text!r} as an override: write key=value, such as trainer.total_epochs=2 ({reason})"
         ) from error
     return override
+
+
+def _of_first_job(override: Override) -> Override:
+    """The override that the first job of a multirun gets: the first of the values that are listed."""
+    if not (override.is_choice_sweep() or override.is_range_sweep()):
+        return override
+    return _parse(f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}")
 
 
 def _is_group(override: Override) -> bool:
