@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.utils.row_arrays import object_array
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 FILLER_UID = "filler"
@@ -42,12 +43,9 @@ def make_filler(like: DataProto, count: int, pad_token_id: int) -> DataProto:
         fill = pad_token_id if key == "responses" else 0
         filler.batch[key] = torch.full_like(value, fill)
     filler.batch["prompt_length"] = torch.ones_like(filler.batch["prompt_length"])
-    prompts = np.empty(count, dtype=object)
-    for i in range(count):
-        prompts[i] = np.array([pad_token_id], dtype=np.int32)
-    filler.non_tensor_batch["prompt_ids"] = prompts
+    filler.non_tensor_batch["prompt_ids"] = object_array(np.full((count, 1), pad_token_id, dtype=np.int32))
     for key in ("uid", "traj_uid"):
-        filler.non_tensor_batch[key] = np.array([FILLER_UID] * count, dtype=object)
+        filler.non_tensor_batch[key] = object_array([FILLER_UID] * count)
     return filler
 
 

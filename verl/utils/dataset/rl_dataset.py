@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 import torch
 from torch.utils.data import Dataset
 
+from verl.utils.row_arrays import object_array
+
 logger = logging.getLogger(__name__)
 
 _PREPARE = "examples/data_preprocess/prepare.py writes one"
@@ -32,13 +34,7 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor
     batch: dict[str, torch.Tensor | np.ndarray] = {}
     for key in data_list[0]:
         values = [row[key] for row in data_list]
-        if isinstance(values[0], torch.Tensor):
-            batch[key] = torch.stack(values)
-        else:
-            column = np.empty(len(values), dtype=object)
-            for index, value in enumerate(values):
-                column[index] = value
-            batch[key] = column
+        batch[key] = torch.stack(values) if isinstance(values[0], torch.Tensor) else object_array(values)
     return batch
 
 
