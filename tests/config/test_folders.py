@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from verl.trainer.config import ConfigError, default_config
+from verl.trainer.config import ConfigError, default_config, folders
 from verl.trainer.config.folders import hold_run_folder, make_folders
 
 
@@ -41,19 +43,35 @@ def test_a_disk_with_room_for_a_part_of_the_logs_is_full(tmp_path: Path) -> None
     make_folders(config)
 
 
-def test_a_run_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+@contextmanager
+def _held_by_another(folder: Path) -> Iterator[None]:
     other = (
         "import sys; from verl.trainer.config.folders import hold_run_folder; "
-        f"hold_run_folder({str(tmp_path)!r}); print('held', flush=True); sys.stdin.read()"
+        f"hold_run_folder('trainer.run_dir', {str(folder)!r}); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match="another run is writing to this folder"):
-            hold_run_folder(tmp_path, patience=0.0)
+        yield
     finally:
         process.kill()
         process.communicate()
-    hold_run_folder(tmp_path)  # a run that was killed holds nothing
-    hold_run_folder(tmp_path)  # and a process does not lock itself out
+
+
+def test_a_run_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    with _held_by_another(tmp_path), pytest.raises(ConfigError, match="another run is writing to this folder"):
+        hold_run_folder("trainer.run_dir", tmp_path, patience=0.0)
+    hold_run_folder("trainer.run_dir", tmp_path)  # a run that was killed holds nothing
+    hold_run_folder("trainer.run_dir", tmp_path)  # and a process does not lock itself out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_of_a_running_run_are_read_by_others_and_written_by_none(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "_PATIENCE_SECONDS", 0.0)
+    shared = tmp_path / "checkpoints"
+    shared.mkdir()
+    places = [f"trainer.run_dir={tmp_path}/other", f"trainer.default_local_dir={shared}"]
+    with _held_by_another(shared):
+        make_folders(default_config(*places, "trainer.val_only=true"))
+        with pytest.raises(ConfigError, match=f"trainer.default_local_dir={shared}: another run"):
+            make_folders(default_config(*places))  # a signal would have it save

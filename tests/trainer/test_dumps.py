@@ -24,6 +24,26 @@ def test_scores_name_the_split_of_their_tasks(tmp_path):
     assert json.loads((tmp_path / "validation" / "5.json").read_text())["split_digest"] == "00ff"
 
 
+def test_a_run_has_no_validations_of_another_and_none_beyond_its_checkpoint(tmp_path):
+    for step in (0, 5, 10):
+        dumps.write_validation(tmp_path, {"goal-1": 1.0}, {}, step)
+    dumps.claim_run_folder(tmp_path, resume_step=5, val_only=False)
+    assert sorted(path.name for path in (tmp_path / "validation").iterdir()) == ["0.json", "5.json"]
+    dumps.claim_run_folder(tmp_path, resume_step=0, val_only=False)
+    assert not (tmp_path / "validation").exists() and (tmp_path / "validation.1" / "5.json").is_file()
+    dumps.claim_run_folder(tmp_path, resume_step=0, val_only=False)  # nothing of another run is left
+    assert [path.name for path in tmp_path.iterdir()] == ["validation.1"]
+
+
+def test_an_evaluation_takes_nothing_from_the_run_whose_folder_it_is_given(tmp_path):
+    dumps.write_validation(tmp_path, {"goal-1": 1.0}, {}, 10)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n')
+    dumps.claim_run_folder(tmp_path, resume_step=10, val_only=True)
+    with pytest.raises(ValueError, match="up to step 10, and this evaluation is of step 5; .* trainer.run_dir=eval_5"):
+        dumps.claim_run_folder(tmp_path, resume_step=5, val_only=True)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["10.json", "metrics.jsonl", "validation"]
+
+
 def test_rollouts_go_to_the_home_folder(home):
     prompts = np.empty(1, dtype=object)
     prompts[0] = np.array([7], dtype=np.int32)

@@ -1,5 +1,6 @@
 """Checkpoint folders of the driver: whole or not at all."""
 import os
+import shutil
 
 import pytest
 
@@ -33,6 +34,33 @@ def test_a_save_that_was_killed_leaves_the_previous_checkpoint(tmp_path):
     save(tmp_path, 10)
     assert find_checkpoint("auto", None, tmp_path).name == "global_step_10"
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_what_killed_runs_left_half_written_goes_with_the_next_save(tmp_path):
+    CheckpointFolder(tmp_path, 7).save_state(TrainerState(global_step=7))  # killed while it saved on a signal
+    save(tmp_path, 10)
+    assert {path.name for path in tmp_path.iterdir()} == {"global_step_10", TRACKER_FILE}
+
+
+def test_a_checkpoint_that_is_half_removed_does_not_count(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(folder, **_):
+        if folder.exists():
+            (folder / "data.pt").unlink()
+            raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(Killed):
+        save(tmp_path, 3, keep=2)
+    monkeypatch.undo()
+    assert [f.name for f in complete_checkpoints(tmp_path)] == ["global_step_2", "global_step_3"]
+    save(tmp_path, 4, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"global_step_3", "global_step_4", TRACKER_FILE}
 
 
 def test_rotation_keeps_the_newest(tmp_path):

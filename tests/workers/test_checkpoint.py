@@ -166,6 +166,19 @@ def test_mistakes_name_the_key(model_path: str, tmp_path: Path) -> None:
         run.files.save_checkpoint(str(tmp_path / "a"), hdfs_path="hdfs://x")
 
 
+@pytest.mark.parametrize("file", ["extra_state_rank_0.pt", "dist_ckpt/__0_0.distcp", "dist_ckpt/.metadata"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_checkpoint_is_refused(model_path: str, tmp_path: Path, file: str, damage: str) -> None:
+    folder = tmp_path / "global_step_2" / "actor"
+    _Run(model_path).train(0, 1).files.save_checkpoint(str(folder), global_step=2)
+    path = folder / file
+    content = path.read_bytes()
+    path.unlink() if damage == "missing" else path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="trainer.resume_mode=disable") as caught:
+        _Run(model_path).files.load_checkpoint(str(folder))
+    assert str(folder) in str(caught.value)
+
+
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_the_hugging_face_folder_is_the_model(tmp_path: Path, family: str) -> None:
     run = _Run(save_tiny_model(tmp_path / "base", family), contents=("model", "hf_model")).train(0)

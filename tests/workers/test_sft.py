@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 from tests.workers.ranks import run_ranks
 from tests.workers.tiny import save_tiny_model, save_tiny_tokenizer, tiny_config
 from verl.trainer import sft_trainer
-from verl.trainer.config.sft_schema import sft_config
+from verl.trainer.config import ConfigError
+from verl.trainer.config.sft_schema import SFTConfig, check
+from verl.trainer.config.tool import compose_tool
 from verl.trainer.sft_trainer import SFTTrainer
+from verl.utils.checkpoint.step_folder import TRACKER_FILE
 from verl.utils.dataset.sft_dataset import SFTDataset
 from verl.utils.tokenizer import hf_tokenizer
 
@@ -31,7 +34,6 @@ YAML = Path(sft_trainer.__file__).parent / "config" / "sft_trainer.yaml"
 
 
 def _trainer(folder: Path, **changes: Any) -> SFTTrainer:
-    tree = OmegaConf.load(YAML)
     defaults = {
         "data.train_files": str(folder / "rows.parquet"),
         "data.val_files": str(folder / "rows.parquet"),
@@ -42,10 +44,8 @@ def _trainer(folder: Path, **changes: Any) -> SFTTrainer:
         "trainer.total_epochs": 8,
         "trainer.default_local_dir": str(folder / "run"),
     }
-    for key, value in {**defaults, **changes}.items():
-        OmegaConf.update(tree, key, value, merge=False)
-    del tree["hydra"]
-    return SFTTrainer(sft_config(OmegaConf.to_container(tree, resolve=True)))
+    overrides = [f"{key}={value}" for key, value in {**defaults, **changes}.items()]
+    return SFTTrainer(compose_tool(SFTConfig, "sft_trainer", overrides))
 
 
 @pytest.fixture()
@@ -93,6 +93,32 @@ def test_a_run_that_stops_and_resumes_is_bitwise_the_run_that_did_not(folder: Pa
     assert resumed.global_step == resumed.total_steps == 24
     first, second = _weights(folder / "run" / "huggingface"), _weights(folder / "other" / "huggingface")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_resumed_run_has_each_step_once_in_its_metrics_and_a_new_one_has_only_its_own(folder: Path) -> None:
+    first = _trainer(folder, **{"trainer.total_training_steps": 4, "trainer.save_freq": 2})
+    first.fit()
+    (folder / "run" / TRACKER_FILE).write_text("2")  # as if it had been killed in step 5
+    with (folder / "run" / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 5, "tr')
+    _trainer(folder, **{"trainer.total_training_steps": 6}).fit()
+    assert [line["step"] for line in _metrics(folder / "run")] == [1, 2, 3, 4, 5, 6]
+    _trainer(folder, **{"trainer.total_training_steps": 1, "trainer.resume_mode": "disable"}).fit()
+    assert [line["step"] for line in _metrics(folder / "run")] == [1]
+
+
+def test_a_save_that_is_cut_short_leaves_the_checkpoint_that_is_named(folder: Path) -> None:
+    first = _trainer(folder, **{"trainer.max_ckpt_to_keep": 1})
+    first.train_step()
+    first.save()
+    first.train_step()
+    with mock.patch.object(sft_trainer, "write_atomically", side_effect=OSError), pytest.raises(OSError):
+        first.save()
+    resumed = _trainer(folder)
+    resumed.resume()
+    assert resumed.global_step == 1
+    first.save()
+    assert sorted(path.name for path in (folder / "run").glob("global_step_*")) == ["global_step_2"]
 
 
 def test_a_resumed_run_takes_the_learning_rate_it_is_given(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,12 +197,35 @@ def test_mistakes_name_the_key(folder: Path) -> None:
         _trainer(folder, **{"optim.lr_scheduler": "step"})
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.total_epochs=many", "trainer.total_epochs expects a whole number, got 'many'"),
+        ("trainer.total_epochs=0", "trainer.total_epochs=0 has to be at least 1"),
+        ("trainer.max_ckpt_to_keep=0", "trainer.max_ckpt_to_keep=0 has to be at least 1"),
+        ("trainer.seed=-1", "trainer.seed=-1 has to be at least 0"),
+        ("trainer.logger=[chalk]", "trainer.logger has 'chalk'"),
+        ("trainer.export_dtype=int8", "trainer.export_dtype expects one of bf16, "),
+        ("data.truncation=middle", "data.truncation expects one of error, left, right"),
+        ("data.max_length=0", "data.max_length=0 has to be at least 2"),
+        ("optim.lr=-1e-5", "optim.lr=-1e-05 has to be at least 0"),
+        ("optim.betas=[0.9]", "optim.betas=[0.9] has to be two numbers"),
+        ("optim.warmup_steps_ratio=5", "optim.warmup_steps_ratio=5 has to lie in [0, 1]"),
+        ("optim.momentum=0.9", "There is no setting optim.momentum"),
+        ("model.lora_rank=-1", "model.lora_rank=-1 has to be at least 0"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_their_key(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check(compose_tool(SFTConfig, "sft_trainer", [f"data.train_files={YAML}", f"model.path={YAML.parent}", override]))
+
+
 def test_what_is_not_set_or_not_possible_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
     for arguments, said in (
-        (["model.path=/nowhere"], "Configuration error: data.train_files has to be set\n"),
+        ([], "Configuration error: 2 settings do not work:\n  data.train_files has to be set\n  model.path has to be set\n"),
         (
             ["model.path=m", "data.train_files=f", "optim.lr_scheduler=linear"],
-            "Configuration error: optim.lr_scheduler='linear': use one of cosine, constant\n",
+            "Configuration error: optim.lr_scheduler expects one of cosine, constant, got 'linear'\n",
         ),
         (
             ["model.path=m", "data.train_files=missing.parquet"],

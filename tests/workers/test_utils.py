@@ -311,19 +311,3 @@ def test_a_skipped_mini_batch_is_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "could not be kept" in caplog.text
     del data.meta_info["skipped_dir"]
     assert keep_skipped(data, np.array([0]), "actor") is None
-
-
-def test_schema_of_the_sft_yaml_has_every_key(tmp_path: Path) -> None:
-    from omegaconf import OmegaConf
-
-    from verl.trainer.config.sft_schema import sft_config
-
-    path = Path(F.__file__).parents[1] / "trainer" / "config" / "sft_trainer.yaml"
-    tree = OmegaConf.load(path)
-    del tree["hydra"]
-    tree.data.train_files, tree.model.path = "a", "b"
-    plain = OmegaConf.to_container(tree, resolve=True)
-    assert sft_config(plain).trainer.total_epochs == 4
-    plain["optim"]["momentum"] = 0.9
-    with pytest.raises(ValueError, match="momentum"):
-        sft_config(plain)

@@ -8,40 +8,24 @@ The trainer, whose imports take long, is in ``sft_trainer`` and imported after t
 
 from __future__ import annotations
 
-import sys
+import os
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
-
-from verl.trainer.config.errors import ConfigError, several
-from verl.trainer.config.sft_schema import SFTConfig, check_files, sft_config
-from verl.trainer.config.tool import exit_code
+from verl.trainer.config.folders import hold_run_folder, make_folder
+from verl.trainer.config.sft_schema import SFTConfig, check
+from verl.trainer.config.tool import tool_main
 
 
-@hydra.main(config_path="config", config_name="sft_trainer", version_base=None)
-def main(config: DictConfig) -> None:
-    """Hydra entry. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot work, 130 = Ctrl-C."""
-    stopped = "Stopped; the same command goes on from the newest checkpoint (trainer.save_freq)."
-    sys.exit(exit_code(lambda: _train(_checked(config)), stopped))
-
-
-def _checked(config: DictConfig) -> SFTConfig:
-    """The typed configuration; ConfigError where it cannot work."""
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} to be set")
-    tree = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(tree, dict)
-    try:
-        typed = sft_config(tree)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if problems := list(check_files(typed)):
-        raise ConfigError(several(problems))
-    return typed
-
-
-def _train(config: SFTConfig) -> None:
+@tool_main(
+    SFTConfig,
+    "sft_trainer",
+    stopped="Stopped; the same command goes on from the newest checkpoint (trainer.save_freq).",
+)
+def main(config: SFTConfig) -> None:
+    """Fine-tune a model on rows of prompt and response; every key is in verl/trainer/config/sft_trainer.yaml."""
+    check(config)
+    if os.environ.get("RANK", "0") == "0":
+        make_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+        hold_run_folder("trainer.default_local_dir", config.trainer.default_local_dir)
     from verl.trainer.sft_trainer import SFTTrainer
 
     SFTTrainer(config).fit()

@@ -76,7 +76,7 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
         ray.shutdown()
     figures = summarise([row["data_source"] for row in rows], scores)
     if output:
-        from verl.trainer.ppo.trainer_checkpoint import write_atomically
+        from verl.utils.fs import write_atomically
 
         path = Path(output).expanduser()
         try:

@@ -6,11 +6,9 @@ packed into micro-batches by a token budget; nothing is padded. Left out: sequen
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,11 @@ from verl.models.lora import LoraSettings
 from verl.models.micro_batches import split_by_tokens
 from verl.models.packing import PackedRows, pack_rows
 from verl.trainer.config.sft_schema import SFTConfig
-from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager, remove_old_checkpoints
 from verl.utils.checkpoint.hf_export import export_model
-from verl.utils.checkpoint.step_folder import TRACKER_FILE
+from verl.utils.checkpoint.step_folder import TRACKER_FILE, find_checkpoint
 from verl.utils.dataset.sft_dataset import SFTDataset
-from verl.utils.fs import copy_to_local
+from verl.utils.fs import copy_to_local, write_atomically
 from verl.utils.fsdp_utils import (
     SMALL_MODEL,
     ShardingOptions,
@@ -42,6 +40,7 @@ from verl.utils.fsdp_utils import (
 from verl.utils.logger.aggregate_logger import short_number
 from verl.utils.lr_schedule import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 from verl.utils.tokenizer import hf_tokenizer
+from verl.utils.tracking import Tracking
 from verl.workers.guarded_step import GuardedOptimizer
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class SFTTrainer:
         ensure_process_group(self.device_type)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(self.device_type)
-        self.folder = Path(run.default_local_dir).expanduser()
+        self.folder = run.folder
         torch.manual_seed(run.seed + self.rank)
 
         self.tokenizer = self._load_tokenizer()
@@ -232,9 +231,10 @@ class SFTTrainer:
     def fit(self) -> None:
         """Resume if there is something to resume, train to the end, export."""
         run = self.config.trainer
-        if run.resume_mode == "auto":
-            self.resume()
+        self.resume()
         tracker = self._tracker()
+        if self.global_step >= self.total_steps and self.rank == 0:
+            logger.info("nothing left to train: step %d of %d is done", self.global_step, self.total_steps)
         while self.global_step < self.total_steps:
             metrics = self.train_step()
             last = self.global_step == self.total_steps
@@ -244,55 +244,55 @@ class SFTTrainer:
                 self.save()
             if last or _due(self.global_step, run.log_freq) or "val/loss" in metrics:
                 self._log(metrics, tracker)
+        if tracker is not None:
+            tracker.finish()
         self.export()
 
-    def _tracker(self) -> Any | None:
-        run = self.config.trainer
-        backends = [name for name in run.logger if name != "console"]
-        if self.rank or not backends:
-            return None
-        from verl.utils.tracking import Tracking
-
-        return Tracking(run.project_name, run.experiment_name, backends, asdict(self.config))
-
-    def _log(self, metrics: dict[str, float], tracker: Any | None) -> None:
+    def _tracker(self) -> Tracking | None:
+        """What metrics go to, on rank 0: ``metrics.jsonl`` and the trackers. The console has lines of its own."""
         if self.rank:
+            return None
+        run = self.config.trainer
+        backends = [name for name in ([run.logger] if isinstance(run.logger, str) else run.logger) if name != "console"]
+        config, step = self.config.to_dict(), self.global_step
+        return Tracking(run.project_name, run.experiment_name, backends, config, self.folder, resume_step=step)
+
+    def _log(self, metrics: dict[str, float], tracker: Tracking | None) -> None:
+        if tracker is None:
             return
-        epoch = self.global_step / self.steps_per_epoch
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"step": self.global_step, "epoch": epoch, **metrics}) + "\n")
         shown = " - ".join(f"{key}:{short_number(value)}" for key, value in metrics.items())
         logger.info("step:%d/%d - %s", self.global_step, self.total_steps, shown)
-        if tracker is not None:
-            tracker.log(data=metrics, step=self.global_step)
+        tracker.log({"epoch": self.global_step / self.steps_per_epoch, **metrics}, step=self.global_step)
 
     # -- files --------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint of the current step and name it the newest."""
+        """Write a checkpoint of the current step and name it the newest; only then do older ones go."""
         path = self.folder / f"global_step_{self.global_step}" / "model"
-        keep = self.config.trainer.max_ckpt_to_keep
-        self.checkpoints.save_checkpoint(str(path), global_step=self.global_step, max_ckpt_to_keep=keep)
+        self.checkpoints.save_checkpoint(str(path), global_step=self.global_step)
         if self.rank == 0:
-            partial = self.folder / (TRACKER_FILE + ".tmp")
-            partial.write_text(str(self.global_step), encoding="utf-8")
-            os.replace(partial, self.folder / TRACKER_FILE)
+            write_atomically(self.folder / TRACKER_FILE, str(self.global_step))
+            if (keep := self.config.trainer.max_ckpt_to_keep) is not None:
+                remove_old_checkpoints(path, keep)
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint of this run's folder, if there is one."""
-        tracker = self.folder / TRACKER_FILE
-        if not tracker.is_file():
+        """Continue from the newest checkpoint of this run's folder, if there is one and it is wanted.
+
+        Raises:
+            ValueError: the checkpoint is missing or cannot be read.
+        """
+        folder = find_checkpoint(self.config.trainer.resume_mode, None, self.folder)
+        if folder is None:
             return
-        path = self.folder / f"global_step_{tracker.read_text(encoding='utf-8').strip()}" / "model"
-        self.global_step = self.checkpoints.load_checkpoint(str(path))
-        logger.info("resumed from %s", path)
+        self.global_step = self.checkpoints.load_checkpoint(str(folder / "model"))
+        logger.info("resumed from %s: step %d of %d", folder, self.global_step, self.total_steps)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
         run = self.config.trainer
         name = run.export_dtype or ("bf16" if self.device_type == "cuda" else "fp32")
-        export_model(self.model, run.export_dir or self.folder / "huggingface", self.tokenizer, to_torch_dtype(name))
+        folder = Path(run.export_dir).expanduser() if run.export_dir else self.folder / "huggingface"
+        export_model(self.model, folder, self.tokenizer, to_torch_dtype(name))
 
 
 def _due(step: int, every: int) -> bool:

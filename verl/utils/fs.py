@@ -8,6 +8,7 @@ what is cached. HDFS is not supported.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.resources
 import logging
@@ -27,6 +28,7 @@ __all__ = [
     "local_mkdir_safe",
     "open_to_readers",
     "resolve_package_path",
+    "write_atomically",
 ]
 
 logger = logging.getLogger(__name__)
@@ -207,6 +209,18 @@ def open_to_readers(folder: Path, pattern: str = "*.safetensors") -> None:
     for file in folder.glob(pattern):
         if file.is_file():
             file.chmod(mode)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; on a disk that is full the old one stays."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:

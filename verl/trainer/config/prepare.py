@@ -17,6 +17,7 @@ from verl.trainer.config.machine import resolve_device
 from verl.trainer.config.notices import notices
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate import validate
+from verl.utils.fs import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,5 @@ def write_resolved(text: str, run_dir: str | os.PathLike[str]) -> Path:
     """Write ``resolved_config.yaml`` to the run folder, whole or not at all; returns its path."""
     path = Path(run_dir).expanduser() / f"{RESOLVED_NAME}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, text)
     return path

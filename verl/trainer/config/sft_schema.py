@@ -1,24 +1,32 @@
-"""The typed form of ``sft_trainer.yaml``. Defaults live in the YAML alone; imports neither torch nor ray."""
+"""The typed form of ``sft_trainer.yaml``, and the rules for its values. Imports neither torch nor ray."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from verl.trainer.config.names import folder_name_problem
+from verl.trainer.config.errors import ConfigError, several
+from verl.trainer.config.names import TRACKERS, folder_name_problem
+from verl.trainer.config.schema.node import ConfigNode
 from verl.trainer.config.validate_files import check_model_path, local_folder
+from verl.trainer.config.validate_numbers import at_least
+
+_Dtype = Literal["bf16", "bfloat16", "fp16", "float16", "fp32", "float32"]
 
 
-@dataclass(frozen=True)
-class SFTDataConfig:
-    train_files: Any
-    val_files: Any
+@dataclass(frozen=True, kw_only=True)
+class SFTDataConfig(ConfigNode):
+    """Rows to learn from."""
+
+    train_files: str | list[str] | None
+    val_files: str | list[str] | None
     prompt_key: str
     response_key: str
     max_length: int
-    truncation: str
+    truncation: Literal["error", "left", "right"]
     apply_chat_template: bool
     append_eos: bool
     loss_on_prompt: bool
@@ -26,46 +34,54 @@ class SFTDataConfig:
     max_token_len_per_gpu: int
 
 
-@dataclass(frozen=True)
-class SFTShardingConfig:
+@dataclass(frozen=True, kw_only=True)
+class SFTShardingConfig(ConfigNode):
+    """How ranks share the model."""
+
     fsdp_size: int
-    model_dtype: str | None
+    model_dtype: _Dtype | None
     reshard_after_forward: bool
 
 
-@dataclass(frozen=True)
-class SFTModelConfig:
-    path: str
+@dataclass(frozen=True, kw_only=True)
+class SFTModelConfig(ConfigNode):
+    """The model that learns."""
+
+    path: str | None
     tokenizer_path: str | None
-    override_config: dict[str, Any]
+    override_config: Mapping[str, Any]
     random_init: bool
     enable_gradient_checkpointing: bool
     trust_remote_code: bool
     torch_compile: bool
     lora_rank: int
     lora_alpha: float
-    target_modules: Any
+    target_modules: str | list[str]
     fsdp_config: SFTShardingConfig
 
 
-@dataclass(frozen=True)
-class SFTOptimConfig:
+@dataclass(frozen=True, kw_only=True)
+class SFTOptimConfig(ConfigNode):
+    """AdamW and its schedule."""
+
     lr: float
     betas: list[float]
     weight_decay: float
     clip_grad: float
-    lr_scheduler: str
+    lr_scheduler: Literal["cosine", "constant"]
     warmup_steps_ratio: float
     min_lr_ratio: float
 
 
-@dataclass(frozen=True)
-class SFTRunConfig:
-    device: str
+@dataclass(frozen=True, kw_only=True)
+class SFTRunConfig(ConfigNode):
+    """How long, how often, and where to."""
+
+    device: Literal["auto", "cpu", "cuda"]
     default_local_dir: str
     project_name: str
     experiment_name: str
-    logger: list[str]
+    logger: str | list[str]
     total_epochs: int
     total_training_steps: int | None
     seed: int
@@ -73,74 +89,96 @@ class SFTRunConfig:
     save_freq: int
     test_freq: int
     max_ckpt_to_keep: int | None
-    resume_mode: str
+    resume_mode: Literal["auto", "disable"]
     export_dir: str | None
-    export_dtype: str | None
+    export_dtype: _Dtype | None
+
+    @property
+    def folder(self) -> Path:
+        """Where metrics and checkpoints go."""
+        return Path(self.default_local_dir).expanduser()
 
 
-@dataclass(frozen=True)
-class SFTConfig:
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(ConfigNode):
+    """``verl.trainer.fsdp_sft_trainer``."""
+
     data: SFTDataConfig
     model: SFTModelConfig
     optim: SFTOptimConfig
     trainer: SFTRunConfig
+    added_keys: list[str]
 
 
-def sft_config(tree: dict[str, Any]) -> SFTConfig:
-    """The composed, resolved YAML tree as ``SFTConfig``.
+def check(config: SFTConfig) -> None:
+    """Raises ConfigError, one line for each setting that cannot work."""
+    if problems := [*_check_values(config), *_check_files(config)]:
+        raise ConfigError(several(problems))
 
-    Raises:
-        ValueError: an unknown or missing key, or a value outside its choices; the message names the key.
-    """
-    config = SFTConfig(
-        data=_section(SFTDataConfig, tree, "data"),
-        model=_section(
-            SFTModelConfig,
-            {
-                "model": {
-                    **tree["model"],
-                    "fsdp_config": _section(SFTShardingConfig, tree["model"], "fsdp_config"),
-                }
-            },
-            "model",
-        ),
-        optim=_section(SFTOptimConfig, tree, "optim"),
-        trainer=_section(SFTRunConfig, tree, "trainer"),
+
+def _check_values(config: SFTConfig) -> Iterator[str]:
+    data, model, optim, run = config.data, config.model, config.optim, config.trainer
+    yield from at_least(
+        [
+            ("data.train_batch_size", data.train_batch_size),
+            ("data.max_token_len_per_gpu", data.max_token_len_per_gpu),
+            ("trainer.total_epochs", run.total_epochs),
+            ("trainer.total_training_steps", run.total_training_steps),
+            ("trainer.max_ckpt_to_keep", run.max_ckpt_to_keep),
+        ]
     )
-    _check_choice("optim.lr_scheduler", config.optim.lr_scheduler, ("cosine", "constant"))
-    _check_choice("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
-    _check_choice("trainer.resume_mode", config.trainer.resume_mode, ("auto", "disable"))
-    names = ("project_name", config.trainer.project_name), ("experiment_name", config.trainer.experiment_name)
-    for key, name in names:
-        if problem := folder_name_problem(f"trainer.{key}", name):
-            raise ValueError(problem)
-    if config.data.train_batch_size <= 0:
-        raise ValueError("data.train_batch_size must be positive")
-    return config
+    yield from at_least([("data.max_length", data.max_length)], lowest=2)
+    yield from at_least(
+        [
+            ("model.lora_rank", model.lora_rank),
+            ("optim.lr", optim.lr),
+            ("optim.weight_decay", optim.weight_decay),
+            ("optim.clip_grad", optim.clip_grad),
+            ("trainer.seed", run.seed),
+        ],
+        lowest=0,
+    )
+    if model.lora_rank > 0 and not 0 < model.lora_alpha < math.inf:
+        yield f"model.lora_alpha={model.lora_alpha:g} has to be greater than 0 and finite: it scales what adapters add"
+    if model.lora_rank > 0 and not model.target_modules:
+        yield "model.target_modules is empty; use all-linear, or a list such as [q_proj,v_proj]"
+    for key, value in (("optim.lr", optim.lr), ("optim.weight_decay", optim.weight_decay)):
+        if value == math.inf:
+            yield f"{key}=inf has to be finite"
+    for key, share in (
+        ("optim.warmup_steps_ratio", optim.warmup_steps_ratio),
+        ("optim.min_lr_ratio", optim.min_lr_ratio),
+    ):
+        if not 0 <= share <= 1:
+            yield f"{key}={share:g} has to lie in [0, 1]"
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        yield f"optim.betas={optim.betas} has to be two numbers in [0, 1), such as [0.9,0.95]"
+    for name in [run.logger] if isinstance(run.logger, str) else run.logger:
+        if name not in TRACKERS:
+            yield f"trainer.logger has {name!r}; there are {', '.join(TRACKERS)}"
+    for key, name in (("trainer.project_name", run.project_name), ("trainer.experiment_name", run.experiment_name)):
+        if problem := folder_name_problem(key, name):
+            yield problem
 
 
-def check_files(config: SFTConfig) -> Iterator[str]:
-    """Files and folders of the configuration that are not there, one line each."""
-    data, model, folder = config.data, config.model, config.trainer.default_local_dir
+def _check_files(config: SFTConfig) -> Iterator[str]:
+    """Files and folders that are not set or not there."""
+    data, model, run = config.data, config.model, config.trainer
+    if not data.train_files:
+        yield "data.train_files has to be set"
     for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
         for name in [files] if isinstance(files, str) else files or []:
             if not Path(name).is_file():
                 yield f"{key}={name}: there is no such file"
-    yield from check_model_path("model.path", model.path)
+    if model.path:
+        yield from check_model_path("model.path", model.path)
+    else:
+        yield "model.path has to be set"
     tokenizer = local_folder(model.tokenizer_path) if model.tokenizer_path else None
     if tokenizer is not None and not tokenizer.is_dir():
         yield f"model.tokenizer_path={model.tokenizer_path}: there is no folder {tokenizer}; use a folder or a hub name"
-    if Path(folder).expanduser().is_file():
-        yield f"trainer.default_local_dir={folder} is a file; use a folder"
-
-
-def _section(kind: type, tree: dict[str, Any], name: str) -> Any:
-    try:
-        return kind(**tree[name])
-    except TypeError as error:
-        raise ValueError(f"section {name} of the SFT config does not fit: {error}") from None
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{key}={value!r}: use one of {', '.join(choices)}")
+    for key, folder in (("trainer.default_local_dir", run.default_local_dir), ("trainer.export_dir", run.export_dir)):
+        if folder is not None and Path(folder).expanduser().is_file():
+            yield f"{key}={folder} is a file; use a folder"
+    if not run.default_local_dir:
+        yield "trainer.default_local_dir is empty; use a folder"

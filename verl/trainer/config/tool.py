@@ -1,4 +1,4 @@
-"""Entry points with a configuration of their own (``generation.yaml``, ``evaluation.yaml``).
+"""Entry points with a configuration of their own (``generation.yaml``, ``evaluation.yaml``, ``sft_trainer.yaml``).
 
 They compose with Hydra as training does, with the same messages for keys and values that do not fit, and without its
 presets, run folder and multirun.
@@ -53,12 +53,12 @@ def output_problem(key: str, name: str) -> str | None:
 
 
 def tool_main(
-    node_type: type[NodeT], config_name: str
+    node_type: type[NodeT], config_name: str, stopped: str = "Stopped; nothing was written."
 ) -> Callable[[Callable[[NodeT], Any]], Callable[[], None]]:
     """Decorator of an entry point ``run(config)``; the result takes its arguments from ``sys.argv``.
 
     ``--cfg job`` prints the configuration. Exit codes: 0 = done, 1 = it failed, 2 = the configuration cannot
-    work, 130 = Ctrl-C.
+    work, 130 = Ctrl-C, which is answered with ``stopped``.
     """
 
     def decorate(run: Callable[[NodeT], Any]) -> Callable[[], None]:
@@ -70,22 +70,21 @@ def tool_main(
             parser.add_argument("--resolve", action="store_true", help="has no effect: values are always resolved")
             arguments = parser.parse_intermixed_args()
             logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s")
-            sys.exit(_run(run, node_type, config_name, arguments))
+            sys.exit(exit_code(lambda: _compose_and_run(run, node_type, config_name, arguments), stopped))
 
         return entry
 
     return decorate
 
 
-def _run(run: Callable[[NodeT], Any], node_type: type[NodeT], config_name: str, arguments: argparse.Namespace) -> int:
-    def compose_and_run() -> None:
-        config = compose_tool(node_type, config_name, arguments.overrides)
-        if arguments.cfg:
-            sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())))
-        else:
-            run(config)
-
-    return exit_code(compose_and_run, "Stopped; nothing was written.")
+def _compose_and_run(
+    run: Callable[[NodeT], Any], node_type: type[NodeT], config_name: str, arguments: argparse.Namespace
+) -> None:
+    config = compose_tool(node_type, config_name, arguments.overrides)
+    if arguments.cfg:
+        sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())))
+    else:
+        run(config)
 
 
 @contextmanager

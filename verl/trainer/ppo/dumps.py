@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.trainer_checkpoint import write_atomically
 from verl.trainer.ppo.validation import Sample, choose_samples
+from verl.utils.fs import write_atomically
+from verl.utils.logger.metrics_file import FILE_NAME, move_aside, read_lines
 
 _EXTRA_COLUMNS = (
     "uid", "traj_uid", "task_id", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason"
@@ -40,6 +41,34 @@ def write_validation(
     """``{run_dir}/validation/{step}.json``: success of every task by name, beside the metrics and the tasks' split."""
     content = {"step": step, "split_digest": split_digest, "metrics": metrics, "success_by_task": successes}
     _write_json(run_dir / "validation" / f"{step}.json", content)
+
+
+def claim_run_folder(run_dir: Path, resume_step: int, val_only: bool) -> None:
+    """Leave in ``{run_dir}/validation`` what belongs to the run that begins or goes on, as its metrics file does.
+
+    Args:
+        run_dir: the run folder.
+        resume_step: step of the checkpoint the run goes on from, beyond which files are removed; 0 for a new run, which
+            moves the folder of an earlier one aside (``validation.1``).
+        val_only: the run is an evaluation, which is nobody's continuation.
+
+    Raises:
+        ValueError: an evaluation in the folder of a run that has gone on since, whose metrics would be lost.
+    """
+    folder = run_dir / "validation"
+    if val_only:
+        later = [line["step"] for line in read_lines(run_dir / FILE_NAME)[0] if line["step"] > resume_step]
+        if later:
+            raise ValueError(
+                f"trainer.run_dir={run_dir} holds the metrics of a run up to step {later[-1]}, and this evaluation is "
+                f"of step {resume_step}; give it a folder of its own, such as trainer.run_dir=eval_{resume_step}"
+            )
+    elif resume_step:
+        for file in folder.glob("*.json"):
+            if file.stem.isdigit() and int(file.stem) > resume_step:
+                file.unlink()
+    elif folder.is_dir():
+        move_aside(folder)
 
 
 def samples(rows: DataProto, tokenizer: Any, count: int) -> list[Sample]:

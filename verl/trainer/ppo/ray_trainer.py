@@ -172,6 +172,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         assert self.startup is not None, "training starts once"
         with reported("start: looking for a checkpoint and loading it", self.config.trainer.progress_bar):
             self._load_checkpoint()
+        dumps.claim_run_folder(self.run_dir, self.global_steps, self.config.trainer.val_only)
         self.config = pin_split(self.config, self._split_digest())
         probes = self.actor_rollout_wg.execute_all_async("probe")  # trackers start meanwhile, which can take seconds
         with self.startup.part("trackers", "starting trackers"):

@@ -10,11 +10,11 @@ Layout (``root`` is ``trainer.default_local_dir``)::
     root/global_step_40/resolved_config.yaml    what it was trained with
 
 A step's folder is written as ``global_step_40.tmp`` and renamed when everything lies in it; only then does the tracker
-file name it. A killed run therefore leaves at worst a ``.tmp`` folder, which the next save of that step replaces.
+file name it. One that goes is renamed to ``global_step_40.old.tmp`` first. A killed run therefore leaves at worst
+``.tmp`` folders, which the next save of any step removes.
 """
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -29,6 +29,7 @@ from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.config.prepare import to_yaml, write_resolved
 from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.step_folder import TRACKER_FILE, is_step_folder, step_of
+from verl.utils.fs import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class CheckpointFolder:
         self.global_step = global_step
         self.final = root / f"global_step_{global_step}"
         self.partial = root / f"global_step_{global_step}.tmp"
-        shutil.rmtree(self.partial, ignore_errors=True)
+        for left in root.glob("global_step_*.tmp"):  # by a run that was killed: one run writes here at a time
+            shutil.rmtree(left, ignore_errors=True)
         try:
             self.partial.mkdir(parents=True)
         except OSError as error:
@@ -91,20 +93,25 @@ class CheckpointFolder:
         The oldest are those written first, whatever their step: beside checkpoints of a longer run that was started
         over, the new ones have the lower numbers.
         """
-        replaced = self.root / f"global_step_{self.global_step}.replaced.tmp"
-        shutil.rmtree(replaced, ignore_errors=True)
-        if self.final.exists():  # moved, not removed: a kill in between must not take long enough to happen
-            os.replace(self.final, replaced)
+        replaced = _set_aside(self.final) if self.final.exists() else None
         os.replace(self.partial, self.final)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
         now = time.time_ns()
         os.utime(self.final, ns=(now, now))
         write_atomically(self.root / TRACKER_FILE, str(self.global_step))
         if keep is not None:
             others = [folder for folder in complete_checkpoints(self.root) if folder != self.final]
             for folder in others[: max(0, len(others) + 1 - max(keep, 1))]:
-                shutil.rmtree(folder)
+                shutil.rmtree(_set_aside(folder))
         logger.info("checkpoint of step %d written to %s", self.global_step, self.final)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Take its name from a checkpoint that is to be removed, as half of it must not pass for a whole one."""
+    aside = folder.with_name(f"{folder.name}.old.tmp")
+    os.replace(folder, aside)
+    return aside
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
@@ -128,15 +135,3 @@ def load_state(folder: Path) -> TrainerState:
     else:
         logger.warning("%s is missing: the data loader starts again from the first batch", data_file)
     return state
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

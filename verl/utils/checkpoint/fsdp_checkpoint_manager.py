@@ -15,6 +15,7 @@ local storage alike, all ranks must see the same path.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -174,9 +175,8 @@ class FSDPCheckpointManager:
         rank = dist.get_rank()
         own = folder / f"extra_state_rank_{rank}.pt"
         first = folder / "extra_state_rank_0.pt"
-        if not first.is_file():
-            logger.warning("%s has no extra state: scheduler and random state start afresh", folder)
-            return 0
+        if not own.is_file() and rank < _ranks_that_wrote(folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(own))
         extra = torch.load(own if own.is_file() else first, weights_only=False)
         if own.is_file():
             set_rng_state(extra["rng"])
@@ -203,8 +203,14 @@ class FSDPCheckpointManager:
             )
 
 
+def _ranks_that_wrote(folder: Path) -> int:
+    """The number of ranks of the run that wrote a checkpoint; 1 where it does not say."""
+    description = folder / DESCRIPTION_FILE
+    return int(json.loads(description.read_text(encoding="utf-8"))["world_size"]) if description.is_file() else 1
+
+
 def remove_old_checkpoints(newest: Path, keep: int) -> None:
-    """Drop this model's folders of older steps, beyond the ``keep`` newest (at least one stays).
+    """Drop this model's folders of other steps that were written first, beyond ``keep`` in all (at least one stays).
 
     ``newest`` is ``{root}/global_step_{n}/{name}``; a step folder left empty goes too. A path of another shape is left
     alone.
@@ -218,7 +224,7 @@ def remove_old_checkpoints(newest: Path, keep: int) -> None:
         for folder in root.glob("global_step_*")
         if _STEP.search(folder.name) and (folder / name).is_dir() and folder != newest.parent
     ]
-    older.sort(key=lambda path: int(_STEP.search(path.parent.name).group(1)))
+    older.sort(key=lambda path: (path.stat().st_mtime_ns, int(_STEP.search(path.parent.name).group(1))))
     for path in older[: max(0, len(older) - (max(keep, 1) - 1))]:
         shutil.rmtree(path)
         if not any(path.parent.iterdir()):

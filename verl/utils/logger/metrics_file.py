@@ -6,7 +6,6 @@ strictly. A resumed run first drops the lines beyond the step it resumes from, t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -15,6 +14,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from verl.utils.fs import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class MetricsFile:
         if resume_step:
             self._drop_beyond(resume_step)
         elif self.path.exists():
-            _move_aside(self.path)
+            move_aside(self.path)
         self._file = self.path.open("r+b" if self.path.exists() else "w+b")
         self._file.seek(0, os.SEEK_END)
 
@@ -73,14 +74,7 @@ class MetricsFile:
         if dropped:
             logger.info("%s: dropped %d lines beyond the resumed step %d", self.path, dropped, step)
         kept = [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            temporary.write_text("".join(kept), encoding="utf-8")
-            os.replace(temporary, self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        write_atomically(self.path, "".join(kept))
         if lines:
             self._last_step = int(lines[-1]["step"])
             self._last_offset = sum(len(line.encode("utf-8")) for line in kept[:-1])
@@ -154,9 +148,10 @@ def plain_value(value: Any) -> Any:
     return str(value)
 
 
-def _move_aside(path: Path) -> None:
+def move_aside(path: Path) -> None:
+    """Give a file or folder of an earlier run the first free name of ``metrics.1.jsonl``, ``metrics.2.jsonl`` …"""
     number = 1
     while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
     os.replace(path, target)
-    logger.info("the metrics of an earlier run in this folder are now %s", target)
+    logger.info("%s of an earlier run in this folder is now %s", path.name, target)
