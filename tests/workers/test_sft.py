@@ -176,6 +176,34 @@ def test_text_rows_are_tokenised_and_end_with_the_end_token(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('{"prompt": [2], "response": [3]}\n{"prompt": [2', "rows.jsonl, line 2 is no JSON"),
+        ("\n[2]\n", "rows.jsonl, line 2 is no JSON object, but [2]"),
+        ('{"prompt": [2], "response": [3]}\n{"prompt": [2]}', "response of row 1 is 'None', not a list of token ids"),
+        ('{"prompt": [2], "response": "text"}\n{"prompt": [2], "response": [3]}', "not text, as in the first row"),
+        ('{"prompt": [2.5], "response": [3]}', "prompt of row 0 is '[2.5]', not a list of token ids"),
+        ('{"prompt": [[2], [3]], "response": [3]}', "prompt of row 0 is '[[2], [3]]', not a list of token ids"),
+        ('{"prompt": [-2], "response": [3]}', "row 0 has the token id -2; ids count from 0"),
+    ],
+)
+def test_rows_that_are_none_are_named(tmp_path: Path, lines: str, said: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        SFTDataset(str(tmp_path / "rows.jsonl"))
+
+
+def test_a_cut_parquet_file_and_ids_that_the_model_lacks_are_named(folder: Path) -> None:
+    content = (folder / "rows.parquet").read_bytes()
+    (folder / "cut.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="cut.parquet is no readable parquet file"):
+        SFTDataset(str(folder / "cut.parquet"))
+    (folder / "rows.jsonl").write_text('{"prompt": [2], "response": [97, 5000]}\n')
+    with pytest.raises(ValueError, match="data.val_files holds the token id 5000, and model.path=.* has the ids 0 to"):
+        _trainer(folder, **{"data.val_files": str(folder / "rows.jsonl")})
+
+
+@pytest.mark.parametrize(
     ("truncation", "prompt", "response"),
     [("left", [4, 5], [6, 7, 8]), ("right", [2, 3, 4, 5], [6])],
 )

@@ -73,6 +73,7 @@ class SFTTrainer:
         self.total_steps = run.total_training_steps or self.steps_per_epoch * run.total_epochs
 
         self.model = self._build_model()
+        self._check_ids()
         self.optimizer = torch.optim.AdamW(
             [p for p in self.model.parameters() if p.requires_grad],
             lr=config.optim.lr,
@@ -115,6 +116,16 @@ class SFTTrainer:
             append_eos=data.append_eos,
             loss_on_prompt=data.loss_on_prompt,
         )
+
+    def _check_ids(self) -> None:
+        """Raises ValueError where rows hold ids that the model does not have."""
+        known = int(self.model.config.get_text_config().vocab_size)
+        for key, data in (("data.train_files", self.train_data), ("data.val_files", self.val_data)):
+            if data is not None and data.largest_id >= known:
+                raise ValueError(
+                    f"{key} holds the token id {data.largest_id}, and model.path={self.config.model.path} has the ids "
+                    f"0 to {known - 1}: take rows made with its tokenizer, or model.tokenizer_path for text"
+                )
 
     def _build_model(self) -> torch.nn.Module:
         model, on_cuda = self.config.model, self.device_type == "cuda"

@@ -33,6 +33,10 @@ class SFTDataset:
         apply_chat_template: string prompts become one user turn of the tokenizer's chat template.
         append_eos: string responses end with the tokenizer's end-of-sequence token.
         loss_on_prompt: learn the prompt's tokens too, all but the first (language modelling).
+
+    Attributes:
+        lengths: int64 ``(rows,)``, tokens of prompt and response together.
+        largest_id: of all tokens.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class SFTDataset:
         self.loss_on_prompt = loss_on_prompt
         self.prompts: list[np.ndarray] = []
         self.responses: list[np.ndarray] = []
+        self.largest_id = 0
         for path in [files] if isinstance(files, str) else files:
             prompts, responses = read_columns(path, (prompt_key, response_key))
             for first in range(0, len(prompts), ROWS_PER_ENCODING):
@@ -107,6 +112,10 @@ class SFTDataset:
         row = len(self.prompts)
         if len(prompt) == 0 or len(response) == 0:
             raise ValueError(f"row {row} has an empty prompt or response")
+        lowest, highest = min(prompt.min(), response.min()), max(prompt.max(), response.max())
+        if lowest < 0:
+            raise ValueError(f"row {row} has the token id {lowest}; ids count from 0")
+        self.largest_id = max(self.largest_id, int(highest))
         excess = len(prompt) + len(response) - self.max_length
         if excess > 0:
             if self.truncation == "error":
@@ -126,29 +135,60 @@ class SFTDataset:
 
 
 def read_columns(path: str, columns: Sequence[str]) -> list[list[Any]]:
-    """Columns of a parquet or JSON-lines file, one list per column.
+    """Columns of a parquet or JSON-lines file, one list per column: of texts, or of rows of token ids.
 
     Raises:
-        ValueError: missing file or column.
+        ValueError: missing file or column, or a file, a line or a value that is not of that kind.
     """
     if not Path(path).is_file():
         raise ValueError(f"data file {path} does not exist: check data.train_files and data.val_files")
     if Path(path).suffix in (".jsonl", ".json"):
-        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = _json_rows(path)
         names = set(rows[0]) if rows else set(columns)
-        table = {name: [row[name] for row in rows] for name in columns if name in names}
+        table = {name: [row.get(name) for row in rows] for name in columns if name in names}
     else:
         import pyarrow.parquet as pq
 
-        names = set(pq.read_schema(path).names)
-        found = [name for name in columns if name in names]
-        table = {name: _values(pq.read_table(path, columns=[name])[name]) for name in found}
+        try:
+            names = set(pq.read_schema(path).names)
+            table = {name: _values(pq.read_table(path, columns=[name])[name]) for name in columns if name in names}
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is no readable parquet file ({str(error).splitlines()[0]})") from error
     missing = [name for name in columns if name not in table]
     if missing:
         raise ValueError(
             f"{path} has no column {missing}: set data.prompt_key and data.response_key to two of {sorted(names)}"
         )
+    for name, values in table.items():
+        _check_column(path, name, values)
     return [table[name] for name in columns]
+
+
+def _json_rows(path: str) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is no JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number} is no JSON object, but {line.strip()[:50]}")
+        rows.append(row)
+    return rows
+
+
+def _check_column(path: str, name: str, values: list[Any]) -> None:
+    """Raises ValueError where a value is of another kind than the first: text, or token ids."""
+    texts = bool(values) and isinstance(values[0], str)
+    for row, value in enumerate(values):
+        if isinstance(value, str) and texts:
+            continue
+        sequence = isinstance(value, (list, np.ndarray)) and not texts
+        if not sequence or (len(value) and np.asarray(value).dtype.kind not in "iu") or np.ndim(value) != 1:
+            wanted = "text, as in the first row" if texts else "a list of token ids"
+            raise ValueError(f"{path}: {name} of row {row} is {str(value)[:50]!r}, not {wanted}")
 
 
 def _values(column: Any) -> list[Any]:
