@@ -35,6 +35,7 @@ refuse() {
 for one in $STAGES; do
     [[ " $every_stage " == *" $one "* ]] || refuse "STAGES: there is no stage $one; use some of $every_stage"
 done
+[[ $STAGES =~ [^[:space:]] ]] || refuse "STAGES names no stage; use some of $every_stage"
 for one in GPUS LIMIT STEPS; do
     [[ ${!one} =~ ^[1-9][0-9]*$ ]] || refuse "$one=${!one} has to be a whole number, at least 1"
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # GiGPO against GRPO: all runs of learn.sh side by side, spread over the GPUs there are. Started again, they go on. The
-# exit code is the number of runs that failed.
+# exit code is the number of runs that failed, 64 if a value below is wrong.
 #
 #   bash examples/smollm2/compare.sh [OVERRIDES]                      # two seeds each, 40 steps
 #   LIMIT=540 SEEDS="0 1" STEPS=40 bash examples/smollm2/compare.sh   # stop after nine minutes, with checkpoints
@@ -11,11 +11,28 @@ export WORK=${WORK:-outputs/smollm2}
 ALGOS=${ALGOS:-gigpo grpo}
 SEEDS=${SEEDS:-0 1}
 LIMIT=${LIMIT:-36000}                      # seconds; then every run saves and stops
-mkdir -p "$WORK"
 GPUS=${GPUS:-$( (nvidia-smi -L 2>/dev/null || true) | grep -c GPU || true)}
-((GPUS > 0)) || GPUS=1
+refuse() {
+    echo "compare.sh: $1" >&2
+    exit 64
+}
+[[ $GPUS =~ ^[0-9]+$ ]] || refuse "GPUS=$GPUS has to be a whole number"
+[[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT=$LIMIT has to be a whole number of seconds, at least 1"
+[[ $ALGOS =~ [^[:space:]] && $SEEDS =~ [^[:space:]] ]] || refuse "ALGOS=$ALGOS with SEEDS=$SEEDS is no run"
+[[ -z $(tr -s '[:space:]' '\n' <<<"$SEEDS" | sort | uniq -d) ]] || refuse "SEEDS=$SEEDS has one of them twice"
+((10#$GPUS > 0)) || GPUS=1
+GPUS=$((10#$GPUS))
+mkdir -p "$WORK" || refuse "WORK=$WORK has to be a folder that can be written to"
 
 started=()
+ended() {  # the runs end with the script; each saves what it has
+    ((${#started[@]} == 0)) || kill "${started[@]}" 2>/dev/null || true
+    wait
+    exit "$1"
+}
+trap 'ended 143' TERM
+trap 'ended 130' INT
+trap 'ended 129' HUP
 number=0
 for seed in $SEEDS; do
     for algorithm in $ALGOS; do

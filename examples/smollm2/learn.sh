@@ -24,11 +24,20 @@ CPUS=${CPUS:-16}                           # for Ray
 short=/tmp/smol_${UID}_$(cksum <<<"$PWD $RUN" | cut -d' ' -f1)  # Ray's sockets lie below: their paths must be short
 CACHE=${CACHE:-$short/compile}             # its own, as runs that start together write the same files; share a warm one
 
+refuse() {
+    echo "learn.sh: $1" >&2
+    exit 2
+}
 case $ALGO in
     gigpo) estimator=(algorithm.adv_estimator=gigpo algorithm.gigpo.mode=mean_norm) ;;
     grpo) estimator=(algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False) ;;
-    *) echo "learn.sh: ALGO=$ALGO has to be gigpo or grpo" >&2; exit 2 ;;
+    *) refuse "ALGO=$ALGO has to be gigpo or grpo" ;;
 esac
+
+[[ $SEED =~ ^(0|[1-9][0-9]*)$ ]] || refuse "SEED=$SEED has to be a whole number, at least 0"
+for one in STEPS CPUS; do
+    [[ ${!one} =~ ^[1-9][0-9]*$ ]] || refuse "$one=${!one} has to be a whole number, at least 1"
+done
 
 mkdir -p "$RUN" "$short"
 unset RAY_ADDRESS

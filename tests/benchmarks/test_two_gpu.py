@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks/two_gpu.sh"
     ("name", "value", "said"),
     [
         ("STAGES", "update stock", "STAGES: there is no stage stock; use some of stock_tp2 "),
+        ("STAGES", " ", "STAGES names no stage"),
         ("GPUS", "0", "GPUS=0 has to be a whole number, at least 1"),
         ("STEPS", "few", "STEPS=few has to be a whole number, at least 1"),
         ("LIMIT", "-5", "LIMIT=-5 has to be a whole number, at least 1"),

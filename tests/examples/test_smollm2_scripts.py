@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "pkg://agent_system.environments.env_package.webshop/embedded_model"
@@ -77,3 +82,54 @@ def test_the_start_is_tuned_as_long_whatever_the_runs_are_told(tmp_path: Path) -
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"trainer.total_training_steps={steps} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "values", "code", "said"),
+    [
+        ("learn", {"SEED": "x"}, 2, "learn.sh: SEED=x has to be a whole number, at least 0"),
+        ("learn", {"SEED": "08"}, 2, "learn.sh: SEED=08 has to be a whole number"),
+        ("learn", {"STEPS": "0"}, 2, "learn.sh: STEPS=0 has to be a whole number, at least 1"),
+        ("learn", {"CPUS": "all"}, 2, "learn.sh: CPUS=all has to be a whole number, at least 1"),
+        ("compare", {"GPUS": "two"}, 64, "compare.sh: GPUS=two has to be a whole number"),
+        ("compare", {"LIMIT": "9m"}, 64, "compare.sh: LIMIT=9m has to be a whole number of seconds"),
+        ("compare", {"SEEDS": " "}, 64, "is no run"),
+        ("compare", {"SEEDS": "0 1 0"}, 64, "compare.sh: SEEDS=0 1 0 has one of them twice"),
+    ],
+)
+def test_a_wrong_value_is_named_and_nothing_is_made(
+    tmp_path: Path, script: str, values: dict[str, str], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        ["bash", str(ROOT / f"examples/smollm2/{script}.sh")], env=_environment(tmp_path / "work", **values),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "") and said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_the_runs_end_with_the_script(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    trainer = tmp_path / "python"
+    trainer.write_text(f'#!/bin/sh\ncase "$*" in *main_ppo*) echo $$ >>{tmp_path}/started; exec sleep 300 ;; esac\n')
+    trainer.chmod(0o755)
+    script = subprocess.Popen(
+        ["bash", str(ROOT / "examples/smollm2/compare.sh")], stdout=subprocess.DEVNULL,
+        env=_environment(tmp_path, PYTHON=str(trainer), ALGOS="gigpo", SEEDS="0"),
+        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # ignored in a session in the background or of nohup
+    )  # fmt: skip
+    try:
+        started = tmp_path / "started"
+        _wait_for(lambda: started.exists() and started.read_text().strip())
+        script.send_signal(sent)
+        assert script.wait(timeout=60) == code
+        _wait_for(lambda: not Path(f"/proc/{started.read_text().strip()}").exists())
+    finally:
+        script.kill()
+
+
+def _wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
