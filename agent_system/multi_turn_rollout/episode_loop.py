@@ -180,6 +180,10 @@ class EpisodeLoop:
                 self._retry_or_give_up(episode, observation.info["error"], observation.info["blameless"])
                 continue
             self._complete_turn(episode, observation)
+            if observation.done and not episode.turns:
+                reason = "its environment says that it is over before its first step"
+                self.counts.failures.append(f"{episode.traj_uid}: {reason}")
+                logger.warning("%s is left out, %s", episode.traj_uid, reason)
             if observation.done or len(episode.turns) >= self._plan.max_turns:
                 self._finish(episode)
             else:

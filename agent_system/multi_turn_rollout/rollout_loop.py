@@ -78,8 +78,8 @@ class TrajectoryCollector:
 
         Returns:
             Rows ordered by episode and step, see ``build_rows``. ``meta_info["rollout_metrics"]`` holds ``rollout/*``;
-            after a validation ``meta_info["failed_without_rows"]`` has ``(task_id, data_source)`` of the episodes whose
-            first prompt did not fit.
+            after a validation ``meta_info["failed_without_rows"]`` has ``(task_id, data_source)`` of the episodes
+            without a step: their first prompt did not fit, or they were over at their reset.
 
         Raises:
             ValueError: the batch does not fit the environments, or a prompt is too long and must not be cut.
@@ -124,7 +124,7 @@ class TrajectoryCollector:
                 (episode.task_id, episode.data_source)
                 for members in groups
                 for episode in members
-                if episode.prompt_overflow and not episode.turns
+                if not episode.turns and not episode.infra_failed
             ]
         return build_rows(counted, _success(environments, counted), self.tokenizer.pad_token_id, meta)
 

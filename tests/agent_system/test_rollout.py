@@ -234,6 +234,35 @@ def test_a_validation_names_the_episodes_whose_first_prompt_does_not_fit(monkeyp
     assert set(rows.non_tensor_batch["task_id"]) == names - {envs.task_id(1)}
 
 
+def _over_at_reset(monkeypatch, envs, slots):
+    absorb, seen = envs.absorb, set()
+
+    def over(slot, raw):
+        first = slot not in seen
+        seen.add(slot)
+        observation = absorb(slot, raw)
+        return dataclasses.replace(observation, done=True) if first and slot in slots else observation
+
+    monkeypatch.setattr(envs, "absorb", over)
+
+
+def test_an_episode_without_a_step_is_a_failure_in_validation_and_named(monkeypatch, caplog):
+    config = make_config()
+    envs = toy_manager(config, is_train=False)
+    _over_at_reset(monkeypatch, envs, {1})
+    rows = roll_out(config, policy(shopper), envs, is_train=False)
+    assert rows.meta_info["failed_without_rows"] == [(envs.task_id(1), "text")]
+    assert caplog.text.count("is left out, its environment says that it is over before its first step") == 1
+
+
+def test_a_rollout_of_episodes_without_a_step_says_so(monkeypatch):
+    config = make_config()
+    envs = toy_manager(config)
+    _over_at_reset(monkeypatch, envs, range(100))
+    with pytest.raises(RuntimeError, match="none of the 12 episodes .* over before its first step"):
+        roll_out(config, policy(shopper), envs)
+
+
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 def test_a_long_prompt_can_be_cut(side):
     config = make_config(data__truncation=side, data__max_prompt_length=201)
