@@ -33,10 +33,16 @@ class DataParallelRewardModel(BasePPORewardModel):
         module: a classification model with one label and the packed head of ``verl.models.heads``.
         tokenizer: its own, to render conversations with; None: rows are judged as token ids.
         policy_tokenizer: reads the responses; needed beside ``tokenizer``.
+        device: where the model computes. None: where its parameters are, which must not be offloaded then.
     """
 
     def __init__(
-        self, config: Any, module: nn.Module, tokenizer: Any | None = None, policy_tokenizer: Any | None = None
+        self,
+        config: Any,
+        module: nn.Module,
+        tokenizer: Any | None = None,
+        policy_tokenizer: Any | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(config)
         assert tokenizer is None or policy_tokenizer is not None, "responses are read with the policy's tokenizer"
@@ -47,7 +53,7 @@ class DataParallelRewardModel(BasePPORewardModel):
         if rows is None and config.micro_batch_size is not None:
             rows = max(1, config.micro_batch_size // dist.get_world_size())
         self.plan = MicroBatchPlan(config.use_dynamic_bsz, config.forward_max_token_len_per_gpu, rows, "reward_model.")
-        self.device = next(module.parameters()).device
+        self.device = device or next(module.parameters()).device
 
     @torch.no_grad()
     def compute_rm_score(self, data: DataProto) -> torch.Tensor:

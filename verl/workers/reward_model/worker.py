@@ -63,8 +63,7 @@ class RewardModelWorker(Worker):
                     "reward_model.model.input_tokenizer=null if it reads the policy's token ids"
                 )
         self.state = OffloadedState(module, None, self.device, fsdp.param_offload)
-        self.model = DataParallelRewardModel(self.config, module, tokenizer, policy_tokenizer)
-        self.model.device = self.device
+        self.model = DataParallelRewardModel(self.config, module, tokenizer, policy_tokenizer, self.device)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
