@@ -59,11 +59,12 @@ def _validations(run: Path) -> dict[int, dict[str, Any]]:
             continue
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            complete = bool(content["success_by_task"]) and "split_digest" in content
-        except (ValueError, KeyError, TypeError) as error:
+            successes = content["success_by_task"].values()
+            complete = bool(successes) and all(map(math.isfinite, successes)) and "split_digest" in content
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} cannot be read ({error}); remove it, or repeat that validation") from error
         if not complete:
-            raise ValueError(f"{path} lists no task; remove it, or repeat that validation")
+            raise ValueError(f"{path} lists no task, or one without success; remove it, or repeat that validation")
         found[int(path.stem)] = content
     return dict(sorted(found.items()))
 

@@ -113,7 +113,9 @@ def test_what_cannot_be_compared_is_named_with_its_file(
     last = runs[0] / "validation" / "5.json"
     for text, said in (
         ('{"split_di', "cannot be read"),
+        ('{"success_by_task": [1], "split_digest": "a"}', "cannot be read"),
         ('{"success_by_task": {}, "split_digest": "a"}', "lists no task"),
+        ('{"success_by_task": {"goal 0": NaN, "goal 1": 1}, "split_digest": "a"}', "lists no task, or one without"),
         ('{"success_by_task": {"goal 0": 1}, "split_digest": "a"}', "is of other tasks than"),
     ):
         last.write_text(text)

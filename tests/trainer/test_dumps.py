@@ -11,6 +11,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.ppo import dumps
 from verl.trainer.ppo.reward import get_custom_reward_fn
+from verl.utils.tracking import ValidationGenerationsLogger
 
 
 @pytest.fixture
@@ -27,12 +28,15 @@ def test_scores_name_the_split_of_their_tasks(tmp_path):
 def test_a_run_has_no_validations_of_another_and_none_beyond_its_checkpoint(tmp_path):
     for step in (0, 5, 10):
         dumps.write_validation(tmp_path, {"goal-1": 1.0}, {}, step)
+        ValidationGenerationsLogger(tmp_path).log({}, [("a", "b", 1.0), ("c", "d", 0.0)], step)
     dumps.claim_run_folder(tmp_path, resume_step=5, val_only=False)
     assert sorted(path.name for path in (tmp_path / "validation").iterdir()) == ["0.json", "5.json"]
+    lines = (tmp_path / "generations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 0, 5, 5]
     dumps.claim_run_folder(tmp_path, resume_step=0, val_only=False)
-    assert not (tmp_path / "validation").exists() and (tmp_path / "validation.1" / "5.json").is_file()
+    assert (tmp_path / "validation.1" / "5.json").is_file()
     dumps.claim_run_folder(tmp_path, resume_step=0, val_only=False)  # nothing of another run is left
-    assert [path.name for path in tmp_path.iterdir()] == ["validation.1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generations.1.jsonl", "validation.1"]
 
 
 def test_an_evaluation_takes_nothing_from_the_run_whose_folder_it_is_given(tmp_path):

@@ -240,6 +240,7 @@ def test_mistakes_name_the_key(folder: Path) -> None:
         ("optim.betas=[0.9]", "optim.betas=[0.9] has to be two numbers"),
         ("optim.warmup_steps_ratio=5", "optim.warmup_steps_ratio=5 has to lie in [0, 1]"),
         ("optim.momentum=0.9", "There is no setting optim.momentum"),
+        ("trainer.export_dir=/dev/null/model", "trainer.export_dir=/dev/null/model: /dev/null is no folder that can be"),
         ("model.lora_rank=-1", "model.lora_rank=-1 has to be at least 0"),
     ],
 )

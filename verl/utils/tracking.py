@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["Tracking", "ValidationGenerationsLogger", "import_packages"]
 
 _NAMED_LIKE_THEIR_PACKAGE = ("wandb", "mlflow", "swanlab", "clearml")
+GENERATIONS_FILE = "generations.jsonl"
 GENERATION_COLUMNS = ("step", "input", "output", "score")
 
 
@@ -135,7 +136,7 @@ class ValidationGenerationsLogger:
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None) -> None:
-        self._path = None if run_dir is None else Path(run_dir) / "generations.jsonl"
+        self._path = None if run_dir is None else Path(run_dir) / GENERATIONS_FILE
         self._rows: list[list[Any]] = []
 
     def log(self, loggers: Mapping[str, Any], samples: Sequence[Any], step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,12 @@ def _check_files(config: SFTConfig) -> Iterator[str]:
     if tokenizer is not None and not tokenizer.is_dir():
         yield f"model.tokenizer_path={model.tokenizer_path}: there is no folder {tokenizer}; use a folder or a hub name"
     for key, folder in (("trainer.default_local_dir", run.default_local_dir), ("trainer.export_dir", run.export_dir)):
-        if folder is not None and Path(folder).expanduser().is_file():
+        place = None if folder is None else Path(folder).expanduser().absolute()
+        if place is not None and place.is_file():
             yield f"{key}={folder} is a file; use a folder"
+        elif place is not None:  # asked now, since the model is written when all is learnt
+            above = next(one for one in (place, *place.parents) if one.exists())
+            if not above.is_dir() or not os.access(above, os.W_OK):
+                yield f"{key}={folder}: {above} is no folder that can be written to; use another one"
     if not run.default_local_dir:
         yield "trainer.default_local_dir is empty; use a folder"

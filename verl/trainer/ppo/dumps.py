@@ -11,7 +11,8 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.trainer.ppo.validation import Sample, choose_samples
 from verl.utils.fs import write_atomically
-from verl.utils.logger.metrics_file import FILE_NAME, move_aside, read_lines
+from verl.utils.logger.metrics_file import FILE_NAME, drop_lines_beyond, move_aside, read_lines
+from verl.utils.tracking import GENERATIONS_FILE
 
 _EXTRA_COLUMNS = (
     "uid", "traj_uid", "task_id", "step_index", "rewards", "is_action_valid", "is_action_admissible", "finish_reason"
@@ -44,18 +45,18 @@ def write_validation(
 
 
 def claim_run_folder(run_dir: Path, resume_step: int, val_only: bool) -> None:
-    """Leave in ``{run_dir}/validation`` what belongs to the run that begins or goes on, as its metrics file does.
+    """Leave in the run folder the validations and generations of the run that begins or goes on, as with its metrics.
 
     Args:
         run_dir: the run folder.
-        resume_step: step of the checkpoint the run goes on from, beyond which files are removed; 0 for a new run, which
-            moves the folder of an earlier one aside (``validation.1``).
+        resume_step: step of the checkpoint the run goes on from, beyond which they are removed; 0 for a new run, which
+            moves those of an earlier one aside (``validation.1``, ``generations.1.jsonl``).
         val_only: the run is an evaluation, which is nobody's continuation.
 
     Raises:
         ValueError: an evaluation in the folder of a run that has gone on since, whose metrics would be lost.
     """
-    folder = run_dir / "validation"
+    folder, generations = run_dir / "validation", run_dir / GENERATIONS_FILE
     if val_only:
         later = [line["step"] for line in read_lines(run_dir / FILE_NAME)[0] if line["step"] > resume_step]
         if later:
@@ -67,8 +68,11 @@ def claim_run_folder(run_dir: Path, resume_step: int, val_only: bool) -> None:
         for file in folder.glob("*.json"):
             if file.stem.isdigit() and int(file.stem) > resume_step:
                 file.unlink()
-    elif folder.is_dir():
-        move_aside(folder)
+        if generations.is_file():
+            drop_lines_beyond(generations, resume_step)
+    else:
+        for place in filter(Path.exists, (folder, generations)):
+            move_aside(place)
 
 
 def samples(rows: DataProto, tokenizer: Any, count: int) -> list[Sample]:

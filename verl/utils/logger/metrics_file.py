@@ -111,6 +111,12 @@ def read_figures(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def drop_lines_beyond(path: Path, step: int) -> None:
+    """Leave in a file of JSON lines those up to a step, however many a step has."""
+    kept = [line for line in _parsed(path)[0] if int(line["step"]) <= step]
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
 def _parsed(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
     """The lines that can be read and have a step, and how many are not so."""
     lines: list[dict[str, Any]] = []
