@@ -214,6 +214,10 @@ RULES = [
     (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=inf"], "lora_alpha=inf has to be greater"),
     ([*JUDGED, "reward_model.use_dynamic_bsz=true", "reward_model.forward_max_token_len_per_gpu=0"],
      "reward_model.forward_max_token_len_per_gpu=0 has to be at least 1"),
+    (["data.val_files=[]"], "data.val_files names no file; write one with"),
+    (["env.webshop.cache_dir=''"], "env.webshop.cache_dir is empty; use a folder"),
+    (["trainer.compile_cache_dir=''"], "trainer.compile_cache_dir is empty; use a folder"),
+    (["trainer.validation_data_dir=/etc/hostname"], "trainer.validation_data_dir=/etc/hostname is a file; use a folder"),
 ]
 
 

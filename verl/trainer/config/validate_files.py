@@ -79,6 +79,9 @@ def _count_rows(key: str, files: str | list[str], explained: bool) -> Iterator[s
     ``explained``: the configuration is only shown, so that the files need not be there yet.
     """
     total: int | None = 0
+    if not files:
+        yield f"{key} names no file; write one with {_PREPARE}"
+        return None
     for name in [files] if isinstance(files, str) else files:
         if "://" in name:
             total = None
@@ -180,8 +183,17 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
             yield f"trainer.resume_from_path={trainer.resume_from_path}: there is no such folder"
         elif not is_step_folder(Path(trainer.resume_from_path)):
             yield f"trainer.resume_from_path={trainer.resume_from_path} must end in global_step_<number>"
-    for key, path in (("trainer.run_dir", trainer.run_dir), ("trainer.default_local_dir", trainer.default_local_dir)):
-        if not path:
+    for key, path in (
+        ("trainer.run_dir", trainer.run_dir),
+        ("trainer.default_local_dir", trainer.default_local_dir),
+        ("trainer.rollout_data_dir", trainer.rollout_data_dir),
+        ("trainer.validation_data_dir", trainer.validation_data_dir),
+        ("trainer.compile_cache_dir", trainer.compile_cache_dir),
+        ("env.webshop.cache_dir", webshop.cache_dir),
+    ):
+        if path == "":
             yield f"{key} is empty; use a folder"
+        elif path is None:
+            continue
         elif Path(path).expanduser().is_file():
             yield f"{key}={path} is a file; use a folder"
