@@ -220,6 +220,7 @@ def _generate(config: GenerationConfig, prompts: Sequence[np.ndarray]) -> list[l
         env_vars=worker_env_vars(config),
         ray_wait_register_center_timeout=trainer.ray_wait_register_center_timeout,
         call_timeout=trainer.step_timeout,
+        call_timeout_key="trainer.step_timeout",
     )
     try:
         refs = group.execute_ranks_async(list(range(config.world_size)), "init_model")

@@ -93,6 +93,7 @@ class RayWorkerGroup(CallableWorkerGroup):
         device_name: ``"cuda"``, or another accelerator that Ray knows as a resource.
         env_vars: environment variables of every rank's process.
         call_timeout: seconds that a call may take (``None`` waits without limit); see also :meth:`time_limit`.
+        call_timeout_key: the setting that holds ``call_timeout``; whoever waited in vain is told of it.
         role: the name that errors show; the class's name by default.
         wait: return when all ranks are constructed; otherwise at once, see :meth:`wait_until_started`.
 
@@ -117,10 +118,11 @@ class RayWorkerGroup(CallableWorkerGroup):
         call_timeout: float | None = DEFAULT_CALL_TIMEOUT,
         role: str | None = None,
         wait: bool = True,
+        call_timeout_key: str = "",
         **kwargs: Any,
     ) -> None:
         role = role or (ray_cls_with_init.worker_class.__name__ if ray_cls_with_init else "worker")
-        super().__init__(resource_pool, role, call_timeout, **kwargs)
+        super().__init__(resource_pool, role, call_timeout, call_timeout_key, **kwargs)
         self.ray_cls_with_init = ray_cls_with_init
         self.name_prefix = name_prefix or get_random_string(length=6)
         self.device_name = device_name
@@ -273,6 +275,7 @@ class RayWorkerGroup(CallableWorkerGroup):
             worker_handles=self._workers,
             device_name=self.device_name,
             call_timeout=self.call_timeout,
+            call_timeout_key=self.call_timeout_key,
             role=role,
         )
         facade.sub_cls_name = role

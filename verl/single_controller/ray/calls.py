@@ -61,11 +61,17 @@ class CallableWorkerGroup(WorkerGroup):
     """
 
     def __init__(
-        self, resource_pool: ResourcePool | None, role: str, call_timeout: float | None, **kwargs: Any
+        self,
+        resource_pool: ResourcePool | None,
+        role: str,
+        call_timeout: float | None,
+        call_timeout_key: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(resource_pool=resource_pool, **kwargs)
         self.role = role
         self.call_timeout = call_timeout
+        self.call_timeout_key = call_timeout_key
         self.sub_cls_name: str | None = None
 
     def _start_call(self, worker: ActorHandle, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
@@ -139,13 +145,14 @@ class CallableWorkerGroup(WorkerGroup):
         return self._wait(refs, method, timeout=timeout, key=key)
 
     @contextmanager
-    def time_limit(self, seconds: float | None) -> Iterator[CallableWorkerGroup]:
-        """Calls inside the block may take at most ``seconds``."""
-        before, self.call_timeout = self.call_timeout, seconds
+    def time_limit(self, seconds: float | None, key: str = "") -> Iterator[CallableWorkerGroup]:
+        """Calls inside the block may take at most ``seconds``, which the setting ``key`` holds."""
+        before = self.call_timeout, self.call_timeout_key
+        self.call_timeout, self.call_timeout_key = seconds, key
         try:
             yield self
         finally:
-            self.call_timeout = before
+            self.call_timeout, self.call_timeout_key = before
 
     def _wait(self, output: Any, method: str, timeout: float | None = None, key: str = "") -> Any:
         single = isinstance(output, ray.ObjectRef)
@@ -156,7 +163,7 @@ class CallableWorkerGroup(WorkerGroup):
             role=self.role,
             method=method,
             timeout=self.call_timeout if timeout is None else timeout,
-            key=key,
+            key=self.call_timeout_key if timeout is None else key,
         )
         return answers[0] if single else answers
 

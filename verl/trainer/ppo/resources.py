@@ -173,6 +173,7 @@ def start_ranks(
         env_vars=worker_env_vars(config),
         ray_wait_register_center_timeout=config.trainer.ray_wait_register_center_timeout,
         call_timeout=config.trainer.step_timeout,
+        call_timeout_key="trainer.step_timeout",
         wait=False,
     )
     return StartingRanks(root, tuple(classes), root.execute_all_async("warm_up"))
