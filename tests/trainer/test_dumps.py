@@ -21,8 +21,9 @@ def home(tmp_path, monkeypatch):
 
 
 def test_scores_name_the_split_of_their_tasks(tmp_path):
-    dumps.write_validation(tmp_path, {"goal-1": 1.0}, {"val/success_rate": 1.0}, 5, "00ff")
-    assert json.loads((tmp_path / "validation" / "5.json").read_text())["split_digest"] == "00ff"
+    dumps.write_validation(tmp_path, {"goal-1": 1.0}, {"val/success_rate": 1.0, "val/score": float("nan")}, 5, "00ff")
+    written = json.loads((tmp_path / "validation" / "5.json").read_text(), parse_constant=pytest.fail)
+    assert (written["split_digest"], written["metrics"]["val/score"]) == ("00ff", None)
 
 
 def test_a_run_has_no_validations_of_another_and_none_beyond_its_checkpoint(tmp_path):

@@ -1,6 +1,6 @@
 """Checkpoint folders of the driver: whole or not at all."""
+import contextlib
 import os
-import shutil
 
 import pytest
 
@@ -42,25 +42,40 @@ def test_what_killed_runs_left_half_written_goes_with_the_next_save(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"global_step_10", TRACKER_FILE}
 
 
-def test_a_checkpoint_that_is_half_removed_does_not_count(tmp_path, monkeypatch):
-    for step in (1, 2):
-        save(tmp_path, step)
+class Killed(BaseException):
+    pass
 
-    class Killed(BaseException):
-        pass
 
-    def killed(folder, **_):
-        if folder.exists():
-            (folder / "data.pt").unlink()
+@pytest.mark.parametrize("saves", [[(5, 1), (10, 1)], [(5, 2), (10, 2), (10, 2)]])
+def test_a_kill_at_any_moment_leaves_the_newest_checkpoint_that_was_finished(tmp_path, monkeypatch, saves):
+    for moment in range(200):
+        root, calls, saved = tmp_path / str(moment), iter(range(moment)), [1]
+        save(root, 1)
+        with monkeypatch.context() as patch:
+            for name in ("mkdir", "replace", "rmdir", "unlink", "utime"):
+                patch.setattr(os, name, killed_after(calls, getattr(os, name)))
+            with contextlib.suppress(Killed):
+                for step, keep in saves:
+                    save(root, step, keep)
+                    saved.append(step)
+        found = load_state(find_checkpoint("auto", None, root))
+        assert found.global_step >= saved[-1] and found.dataloader == {"at": found.global_step}, moment
+        save(root, 99, keep=1)
+        assert {path.name for path in root.iterdir()} == {"global_step_99", TRACKER_FILE}, moment
+        if len(saved) > len(saves):
+            return
+    raise AssertionError("the saves never came to their end")
+
+
+def killed_after(calls, function):
+    """``function``, until ``calls`` are used up."""
+
+    def call(*args, **kwargs):
+        if next(calls, None) is None:
             raise Killed
+        return function(*args, **kwargs)
 
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(Killed):
-        save(tmp_path, 3, keep=2)
-    monkeypatch.undo()
-    assert [f.name for f in complete_checkpoints(tmp_path)] == ["global_step_2", "global_step_3"]
-    save(tmp_path, 4, keep=2)
-    assert {path.name for path in tmp_path.iterdir()} == {"global_step_3", "global_step_4", TRACKER_FILE}
+    return call
 
 
 def test_rotation_keeps_the_newest(tmp_path):

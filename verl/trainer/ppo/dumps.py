@@ -11,7 +11,7 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.trainer.ppo.validation import Sample, choose_samples
 from verl.utils.fs import write_atomically
-from verl.utils.logger.metrics_file import FILE_NAME, drop_lines_beyond, move_aside, read_lines
+from verl.utils.logger.metrics_file import FILE_NAME, drop_lines_beyond, move_aside, plain_value, read_lines
 from verl.utils.tracking import GENERATIONS_FILE
 
 _EXTRA_COLUMNS = (
@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=1))
+    write_atomically(path, json.dumps(plain_value(content), indent=1, allow_nan=False))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

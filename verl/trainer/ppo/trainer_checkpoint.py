@@ -28,7 +28,7 @@ import torch
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.config.prepare import to_yaml, write_resolved
 from verl.utils.checkpoint.errors import explained_read, explained_write
-from verl.utils.checkpoint.step_folder import TRACKER_FILE, is_step_folder, step_of
+from verl.utils.checkpoint.step_folder import TRACKER_FILE, is_step_folder, set_aside, step_of
 from verl.utils.fs import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -93,25 +93,19 @@ class CheckpointFolder:
         The oldest are those written first, whatever their step: beside checkpoints of a longer run that was started
         over, the new ones have the lower numbers.
         """
-        replaced = _set_aside(self.final) if self.final.exists() else None
+        if self.final.exists():
+            os.replace(self.final, set_aside(self.final))
         os.replace(self.partial, self.final)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(set_aside(self.final), ignore_errors=True)
         now = time.time_ns()
         os.utime(self.final, ns=(now, now))
         write_atomically(self.root / TRACKER_FILE, str(self.global_step))
         if keep is not None:
             others = [folder for folder in complete_checkpoints(self.root) if folder != self.final]
             for folder in others[: max(0, len(others) + 1 - max(keep, 1))]:
-                shutil.rmtree(_set_aside(folder))
+                os.replace(folder, set_aside(folder))
+                shutil.rmtree(set_aside(folder))
         logger.info("checkpoint of step %d written to %s", self.global_step, self.final)
-
-
-def _set_aside(folder: Path) -> Path:
-    """Take its name from a checkpoint that is to be removed, as half of it must not pass for a whole one."""
-    aside = folder.with_name(f"{folder.name}.old.tmp")
-    os.replace(folder, aside)
-    return aside
 
 
 def complete_checkpoints(root: Path) -> list[Path]:

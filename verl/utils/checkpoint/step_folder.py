@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def step_of(folder: Path) -> int:
     if match is None:
         raise ValueError(f"trainer.resume_from_path={folder} must end in global_step_<number>")
     return int(match.group(1))
+
+
+def set_aside(folder: Path) -> Path:
+    """The name of a checkpoint's folder while it is removed or replaced: half of it must not pass for a whole one."""
+    return folder.with_name(f"{folder.name}.old.tmp")
 
 
 def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
@@ -48,6 +54,8 @@ def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) 
         return None
     text = tracker.read_text().strip()
     folder = root / f"global_step_{text}"
+    if not folder.is_dir() and set_aside(folder).is_dir():  # a kill came between two renames: the old one is whole
+        os.replace(set_aside(folder), folder)
     if not text.isdigit() or not folder.is_dir():
         raise ValueError(
             f"{tracker} names step {text!r}, but {folder} is no checkpoint; correct the file, or start afresh with "
