@@ -117,6 +117,13 @@ def test_prompts_are_rendered_and_cut_as_asked(tmp_path):
         ("rollout.temperature=-1", "rollout.temperature must be 0"),
         ("rollout.top_p=3", "rollout.top_p must lie in"),
         ("rollout.top_k=-5", "rollout.top_k must be -1"),
+        ("rollout.temperature=inf", "rollout.temperature=inf has to be finite"),
+        ("rollout.max_num_seqs=0", "rollout.max_num_seqs=0 has to be at least 1"),
+        ("rollout.max_model_len=8", "rollout.max_model_len=8 is less than rollout.prompt_length"),
+        ("rollout.gpu_memory_utilization=1.5", r"rollout.gpu_memory_utilization=1.5 has to lie in \(0, 1\]"),
+        ("trainer.step_timeout=0", "trainer.step_timeout=0 has to be at least 1"),
+        ("trainer.start_timeout=inf", "trainer.start_timeout=inf has to be finite"),
+        ("ray_init.num_cpus=0", "ray_init.num_cpus=0 has to be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(override, said):

@@ -55,8 +55,8 @@ def run_eval(config: EvaluationConfig) -> dict[str, float]:
     output = config.data.output_path
     if output and (problem := output_problem("data.output_path", output)):
         raise ConfigError(problem)
-    if config.reward_timeout <= 0:
-        raise ConfigError(f"reward_timeout={config.reward_timeout:g} has to be greater than 0, in seconds")
+    if not 0 < config.reward_timeout < math.inf:
+        raise ConfigError(f"reward_timeout={config.reward_timeout:g} has to be greater than 0 and finite, in seconds")
     rows = read_rows(config)
     load_reward(config)  # a mistake in the file is told here, not by a worker
     import ray

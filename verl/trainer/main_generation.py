@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.schema.offline import GenerationConfig
 from verl.trainer.config.tool import output_problem, sigterm_stops, tool_main
 from verl.trainer.config.validate_files import check_external_lib, check_model_path
+from verl.trainer.config.validate_numbers import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -92,17 +94,39 @@ def check(config: GenerationConfig) -> None:
         sampling_settings(rollout)
     except ValueError as error:
         problems.append(str(error))
+    problems += at_least(
+        [
+            ("data.n_samples", data.n_samples),
+            ("trainer.nnodes", trainer.nnodes),
+            ("trainer.n_gpus_per_node", trainer.n_gpus_per_node),
+            ("trainer.start_timeout", trainer.start_timeout),
+            ("trainer.step_timeout", trainer.step_timeout),
+            ("trainer.ray_wait_register_center_timeout", trainer.ray_wait_register_center_timeout),
+            ("rollout.prompt_length", rollout.prompt_length),
+            ("rollout.response_length", rollout.response_length),
+            ("rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size),
+            ("rollout.max_steps_per_slice", rollout.max_steps_per_slice),
+            ("rollout.max_num_seqs", rollout.max_num_seqs),
+            ("rollout.max_num_batched_tokens", rollout.max_num_batched_tokens),
+            ("rollout.kv_cache_memory_mb", rollout.kv_cache_memory_mb),
+            ("ray_init.num_cpus", config.ray_init.num_cpus),
+        ]
+    )
+    row = rollout.prompt_length + rollout.response_length
+    if rollout.max_model_len is not None and rollout.max_model_len < row:
+        problems.append(
+            f"rollout.max_model_len={rollout.max_model_len} is less than rollout.prompt_length+"
+            f"rollout.response_length = {row}; use null or {row}"
+        )
+    if not 0 < rollout.gpu_memory_utilization <= 1:
+        problems.append(f"rollout.gpu_memory_utilization={rollout.gpu_memory_utilization:g} has to lie in (0, 1]")
     for key, value in (
-        ("data.n_samples", data.n_samples),
-        ("trainer.nnodes", trainer.nnodes),
-        ("trainer.n_gpus_per_node", trainer.n_gpus_per_node),
-        ("rollout.prompt_length", rollout.prompt_length),
-        ("rollout.response_length", rollout.response_length),
-        ("rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size),
-        ("rollout.max_steps_per_slice", rollout.max_steps_per_slice),
+        ("trainer.start_timeout", trainer.start_timeout),
+        ("trainer.step_timeout", trainer.step_timeout),
+        ("rollout.temperature", rollout.temperature),
     ):
-        if value < 1:
-            problems.append(f"{key}={value} has to be at least 1")
+        if math.isinf(value):
+            problems.append(f"{key}={value:g} has to be finite")
     if data.n_samples > 1 and (not rollout.do_sample or rollout.temperature == 0):
         problems.append(f"data.n_samples={data.n_samples} greedy responses are all the same: use 1, or sample")
     if rollout.tensor_model_parallel_size >= 1 and config.world_size % rollout.ranks_per_engine:
