@@ -124,9 +124,10 @@ def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:
             "log-probabilities of an update are taken at it; use 1.0, and "
             f"{_ROLLOUT}.do_sample=false for greedy episodes"
         )
-    if validation.do_sample and validation.temperature <= 0:
+    if validation.do_sample and not 0 < validation.temperature < math.inf:
         yield (
-            f"{_ROLLOUT}.val_kwargs.temperature={validation.temperature:g} has to be greater than 0 to sample; use "
+            f"{_ROLLOUT}.val_kwargs.temperature={validation.temperature:g} has to be greater than 0 and finite to "
+            "sample; use "
             f"0.4, or {_ROLLOUT}.val_kwargs.do_sample=false"
         )
     for node, values in ((_ROLLOUT, rollout), (f"{_ROLLOUT}.val_kwargs", validation)):
