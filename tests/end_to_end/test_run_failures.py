@@ -106,8 +106,11 @@ def test_a_rank_that_cannot_start_is_named_and_ends_the_run(tmp_path):
 def test_a_finished_run_started_again_ends_before_anything_starts(tmp_path):
     (tmp_path / "run" / "global_step_4").mkdir(parents=True)
     (tmp_path / "run" / TRACKER_FILE).write_text("4")
+    record = tmp_path / "run" / "resolved_config.yaml"
+    record.write_text("actor_rollout_ref: {actor: {optim: {lr: 0.125}}}")
     with Run(tmp_path, "run", "trainer.total_epochs=3") as run:  # of one step each
         assert run.end() == 0, run.output[-3000:]
+        assert "0.125" in record.read_text() and "with other values" not in run.output  # nothing goes on
         assert "nothing left to train: step 4 of 3 is done; raise trainer.total_epochs or" in last_line(run)
         assert "starting Ray" not in run.output and not (run.folder / "metrics.jsonl").exists()
         assert not run.wait_until_gone()
@@ -120,10 +123,13 @@ def test_a_finished_run_whose_data_tell_the_steps_late_ends_before_models_load(t
     (tmp_path / "own.py").write_text(
         "from verl.utils.dataset.rl_dataset import RLHFDataset\nclass Tasks(RLHFDataset):\n    pass\n"
     )
+    record = tmp_path / "run" / "resolved_config.yaml"
+    record.write_text("actor_rollout_ref: {actor: {optim: {lr: 0.125}}}")
     overrides = [f"data.custom_cls.path={tmp_path}/own.py", "data.custom_cls.name=Tasks", "trainer.total_epochs=4"]
     with Run(tmp_path, "run", *overrides) as run:
         assert run.end() == 0, run.output[-3000:]
         assert "nothing left to train: step 4 of 4 is done" in run.output and "Traceback" not in run.output
+        assert "0.125" in record.read_text() and "with other values" not in run.output
         assert not (run.folder / "metrics.jsonl").exists()
         assert not run.wait_until_gone()
 

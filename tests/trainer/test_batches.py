@@ -130,6 +130,7 @@ def test_trackers_start_beside_the_probe_and_end_on_every_way_out(fails, tmp_pat
     trainer.actor_rollout_wg = Ranks(events, agree=fails != "engine and trainer differ")
     pinned: list[str] = []
     monkeypatch.setattr("verl.trainer.ppo.ray_trainer.pin_split", lambda config, digest: pinned.append(digest) or config)
+    monkeypatch.setattr("verl.trainer.ppo.ray_trainer.begin_record", lambda config, step: None)
 
     def validate() -> dict[str, float]:
         if fails:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from verl.trainer.config import ConfigError, PPOTrainerConfig, hydra_main, prepare_config
 from verl.trainer.config.derived import known_total_steps
+from verl.trainer.config.earlier_run import changed_values
 from verl.trainer.config.failure import noted
 from verl.trainer.config.machine import visible_gpus
 from verl.trainer.ppo.rank_failure import interrupted_by_failure
@@ -150,6 +151,8 @@ class TaskRunner:
             if end := nothing_left(config, trainer.total_training_steps):  # now the number of steps is known for sure
                 logger.info(end)
                 return {}
+            if changed := changed_values(config):
+                logger.warning(changed)
             with _ended_on_failure(ranks):
                 trainer.init_workers()
             return trainer.fit()

@@ -23,20 +23,16 @@ def changed_values(config: PPOTrainerConfig) -> str | None:
     """One line with the keys that have other values than in the run that the checkpoint is of; None if there is none.
 
     A checkpoint holds the ``resolved_config.yaml`` of its run; that of the run folder may be of a later one, which
-    ended before it saved. It counts for a checkpoint that holds none, so call this before it is written anew. A file
-    that cannot be read says nothing; nor does ``trainer.val_only``, as nothing goes on then.
+    ended before it saved. It counts for a checkpoint that holds none, so call this before it is written anew, and only
+    where there are steps left to train. A file that cannot be read says nothing; nor does ``trainer.val_only``, as
+    nothing goes on then.
     """
     checkpoint = _checkpoint_to_resume(config)
     if checkpoint is None:
         return None
     folder = checkpoint.parent
     own = checkpoint / f"{RESOLVED_NAME}.yaml"
-    try:
-        file = own if own.is_file() else folder / own.name
-        earlier = yaml.safe_load(file.read_text(encoding="utf-8"))
-        before = dict(_leaves(earlier)) if isinstance(earlier, Mapping) else {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return None
+    before = recorded_values(own if own.is_file() else folder / own.name)
     now = dict(_leaves(yaml.safe_load(yaml.safe_dump(config.to_dict()))))
     kept = (key for key in now if key in before and not key.startswith(_FREE))
     changed = [key for key in kept if before[key] != now[key]]
@@ -48,6 +44,15 @@ def changed_values(config: PPOTrainerConfig) -> str | None:
         f"this run goes on from a checkpoint in {folder} with other values: {', '.join(named)}{more}. If that is not "
         "meant, take another trainer.experiment_name, or start afresh with trainer.resume_mode=disable"
     )
+
+
+def recorded_values(file: Path) -> dict[str, Any]:
+    """Dotted keys and values of a ``resolved_config.yaml``; none where it cannot be read."""
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return dict(_leaves(tree)) if isinstance(tree, Mapping) else {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
 
 
 def _checkpoint_to_resume(config: PPOTrainerConfig) -> Path | None:

@@ -39,6 +39,7 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, StartingRanks,
 from verl.trainer.ppo.resume_point import checkpoint_root
 from verl.trainer.ppo.reward import RewardFunction, compute_reward
 from verl.trainer.ppo.rollout_check import keep_behaviour_of_carried_rows, rollout_gap_metrics
+from verl.trainer.ppo.run_record import begin_record, keep_record
 from verl.trainer.ppo.scoring import score_rows
 from verl.trainer.ppo.termination import TerminationGuard, end_all
 from verl.trainer.ppo.timing import StartupLedger, StepTimer
@@ -172,8 +173,9 @@ class RayPPOTrainer(CheckpointedTrainer):
         assert self.startup is not None, "training starts once"
         with reported("start: looking for a checkpoint and loading it", self.config.trainer.progress_bar):
             self._load_checkpoint()
-        dumps.claim_run_folder(self.run_dir, self.global_steps, self.config.trainer.val_only)
         self.config = pin_split(self.config, self._split_digest())
+        dumps.claim_run_folder(self.run_dir, self.global_steps, self.config.trainer.val_only)
+        begin_record(self.config, self.global_steps)
         probes = self.actor_rollout_wg.execute_all_async("probe")  # trackers start meanwhile, which can take seconds
         with self.startup.part("trackers", "starting trackers"):
             self.tracker = Tracking.for_run(self.config, resume_step=self.global_steps, state=self._tracker_state)
@@ -351,6 +353,7 @@ class RayPPOTrainer(CheckpointedTrainer):
             self.startup.mark("first_step_done")
             metrics.update(self.startup.seconds())
             self.startup = None
+            keep_record(self.config)
         self.tracker.log(metrics, step=self.global_steps)
 
     # ------------------------------------------------------------------ validation
