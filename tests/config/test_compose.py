@@ -62,6 +62,13 @@ from verl.trainer.config.schema import PPOTrainerConfig, WebshopConfig
         ("hydra.run=5", "hydra.run=5"),
         ("hydra/launcher=nothing", "hydra/launcher"),
         ("env.sokoban.dim_room=6", "a list (a whole number each)"),
+        ("trainer.experiment_name=true", """expects text, got true; as a text it is quoted twice: '"true"'"""),
+        ("trainer.project_name=null", """expects text, got null; as a text it is quoted twice: '"null"'"""),
+        ("data.train_files=[~/a]", """'~' can stand there only in quotes that are part of the value; write 'data.train"""),
+        ("data.train_files=[~/a]", "or write $HOME for ~"),
+        ("trainer.experiment_name==x", "'=' can stand there only in quotes"),
+        ("data.train_files=${data.train_files}", "data.train_files: Recursive interpolation detected"),
+        ("data.max_prompt_length=x", "data.max_prompt_length expects a whole number"),  # and not those that follow it
     ],
 )
 def test_mistakes_are_answered_in_one_line_that_names_the_fix(override: str, said: str) -> None:
@@ -69,6 +76,66 @@ def test_mistakes_are_answered_in_one_line_that_names_the_fix(override: str, sai
         default_config(override)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        default_config(*overrides)
+    assert str(caught.value).splitlines()[1:] == [f"  {one}" for one in caught.value.problems]
+    return list(caught.value.problems)
+
+
+def test_all_wrong_types_choices_and_names_are_reported_together() -> None:
+    found = problems("trainer.total_epochs=three", "actor_rollout_ref.actor.kl_loss_type=foo", "algorithm.kl_penalty=k9",
+                     "trainer.save_frq=2", "~data.seed", "preset=foo", "data.val_files=${nowhere}", "trainer.nnodes",
+                     "env.webshop={human_gols: true, sed: 3}", "hydra.nope=3", "data.max_prompt_length=long")  # fmt: skip
+    expected = ["Cannot read 'trainer.nnodes'", "There is no preset 'foo'", "Hydra has no setting hydra.nope",
+                "There is no setting trainer.save_frq", "data.seed cannot be removed",
+                "There is no setting env.webshop.human_gols", "There is no setting env.webshop.sed",
+                "data.val_files: Interpolation key 'nowhere' not found", "data.max_prompt_length expects",
+                "actor_rollout_ref.actor.kl_loss_type expects one of", "algorithm.kl_penalty expects one of",
+                "trainer.total_epochs expects a whole number, got 'three'"]  # fmt: skip
+    assert len(found) == len(expected)
+    assert all(any(one.startswith(start) for one in found) for start in expected), found
+
+
+def test_all_problems_of_a_file_are_reported_together() -> None:
+    tree = default_config().to_dict()
+    tree["env"]["max_stepz"], tree["env"]["rollout"] = 4, {"n": "x", "m": 1}
+    del tree["data"]["seed"]
+    with pytest.raises(ConfigError) as caught:
+        to_dataclass(tree)
+    found = " ".join(caught.value.problems)
+    assert len(caught.value.problems) == 4
+    assert "env.max_stepz" in found and "env.rollout.n expects" in found and "env.rollout.m" in found
+    assert "data.seed is missing" in found
+
+
+@pytest.mark.parametrize("text", ["~/foo", "a=b.parquet", "/home/müller/run #1", "a&b;c!", "a: ~b"])
+def test_plain_text_may_have_any_characters(text: str, tmp_path) -> None:
+    config = default_config(f"data.train_files={text}", f"+trainer.run_dir={text}/${{trainer.experiment_name}}")
+    assert (config.data.train_files, config.trainer.run_dir) == (text, f"{text}/gsm8k")
+    assert compose([f"data.train_files={text}"]).typed_keys == {"data.train_files"}
+    write_resolved(to_yaml(config), tmp_path)
+    assert to_dataclass(compose_config([], tmp_path, "resolved_config")) == config
+
+
+@pytest.mark.parametrize("name", ["1e5", "007", "1_000", "1.50", "12e4567", "nan", "+3", "0x10", "1:30"])
+def test_a_number_given_for_a_text_stays_as_it_was_typed(name: str, tmp_path) -> None:
+    config = default_config(f"trainer.experiment_name={name}", f"++trainer.project_name={name}", f"env.split_digest={name}",
+                            "env.max_steps=1_0")  # fmt: skip
+    assert (config.trainer.experiment_name, config.trainer.project_name, config.env.split_digest) == (name,) * 3
+    assert config.trainer.run_dir == f"checkpoints/{name}/{name}"
+    assert config.env.max_steps == 10
+    write_resolved(to_yaml(config), tmp_path)
+    assert to_dataclass(compose_config([], tmp_path, "resolved_config")) == config
+    assert default_config(f"trainer.experiment_name={name}", "trainer.resume_from_path=null").trainer.resume_from_path is None
+
+
+def test_names_listed_for_several_jobs_stay_as_they_were_typed() -> None:
+    composed = compose(["trainer.experiment_name=1e5,2e5,x"], multirun=True)
+    assert composed.config.trainer.experiment_name == "1e5"
+    assert composed.overrides == ["trainer.experiment_name='1e5','2e5',x"]
 
 
 def test_values_take_the_type_of_their_key() -> None:

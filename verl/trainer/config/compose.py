@@ -1,6 +1,7 @@
 """Composition of the configuration from YAML, preset and command line.
 
-Hydra does the work; what is added is that every mistake becomes one line that names the fix.
+Hydra does the work; what is added is that every mistake becomes one line that names the fix, and that all mistakes of
+names and types are reported together.
 """
 
 from __future__ import annotations
@@ -8,23 +9,25 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.trainer.config.convert import takes_null, to_dataclass
-from verl.trainer.config.errors import ConfigError, nearest, several, unknown_key_message
+from verl.trainer.config.convert import root_from_config, takes_null, takes_text, to_dataclass
+from verl.trainer.config.errors import ConfigError, nearest, unknown_key_message
 from verl.trainer.config.followers import followers
-from verl.trainer.config.schema import PPOTrainerConfig
+from verl.trainer.config.override import as_typed, read_override
+from verl.trainer.config.schema import ConfigNode, PPOTrainerConfig
+
+ResultT = TypeVar("ResultT")
 
 CONFIG_DIR = Path(__file__).resolve().parent
 CONFIG_NAME = "ppo_trainer"
@@ -77,33 +80,45 @@ def compose(
     config_dir: str | os.PathLike[str] | None = None,
     config_name: str = CONFIG_NAME,
     multirun: bool = False,
+    root: type[ConfigNode] = PPOTrainerConfig,
 ) -> Composition:
     """As :func:`compose_config`, with the sources of the values.
 
     Args:
         multirun: an override may list values, ``data.seed=1,2``. The configuration is that of the first job then, and
             ``overrides`` have the list.
+        root: the schema that the result is meant for.
+
+    Raises:
+        ConfigError: for overrides that cannot be used; its problems have values of the wrong type among the others too.
     """
     folder = Path(config_dir).expanduser().resolve() if config_dir is not None else CONFIG_DIR
     if not (folder / f"{config_name}.yaml").is_file():
         raise ConfigError(
             f"There is no configuration file {folder / (config_name + '.yaml')}; check --config-path and --config-name."
         )
-    parsed = [_parse(text) for text in overrides]
-    groups = [_of_first_job(one) if multirun else one for one in parsed if _is_group(one)]
-    values = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
-    _check_hydra([one for one in parsed if one.key_or_group.startswith(_HYDRA)], folder, config_name)
-    has_presets = _check_groups(groups, folder, config_name)
+    problems: list[str] = []
+    parsed = [one for one in (_noted(problems, read_override, text) for text in overrides) if one is not None]
+    has_presets, groups = _check_groups([one for one in parsed if _is_group(one)], folder, config_name, problems)
+    _noted(problems, _check_hydra, [one for one in parsed if one.key_or_group.startswith(_HYDRA)], folder, config_name)
     changed = (folder / f"{config_name}.yaml").stat().st_mtime_ns
-    known, already, preset = _base(folder, config_name, tuple(str(one.input_line) for one in groups), changed)
-    ready, added = _check_values(values, known)
+    chosen = [str((_of_first_job(one) if multirun else one).input_line) for one in groups]
+    known, already, preset = _base(folder, config_name, tuple(chosen), changed)
+    typed = [one for one in parsed if not _is_group(one) and not one.key_or_group.startswith("hydra.")]
+    values, added = _check_values(typed, known, root, problems)
+    ready = [str(one.input_line) for one in values]
     typed_keys = frozenset(leaf for one in values for leaf in _override_leaves(one))
     if values and folder != CONFIG_DIR and not re.search(r"^defaults:", _text(folder / f"{config_name}.yaml"), re.M):
         ready = [*_following(folder, config_name, changed, typed_keys), *ready]
-    ready = [str(one.input_line) for one in parsed if one not in values] + ready
+    others = [one for one in parsed if one not in typed and (not _is_group(one) or one in groups)]
+    ready = [str(one.input_line) for one in others] + ready
     if added:
         ready.append(f"++added_keys=[{','.join([*already, *added])}]")
-    composed = [str(_of_first_job(_parse(text)).input_line) for text in ready] if multirun else ready
+    composed = [str(_of_first_job(read_override(text)).input_line) for text in ready] if multirun else ready
+    if problems:  # what is wrong with the other values is said at the same time
+        rest = [text for text in composed if not text.lstrip("+").startswith(_HYDRA)]
+        _noted(problems, lambda: root_from_config(root, _compose(folder, config_name, rest)))
+        raise ConfigError(*problems)
     return Composition(
         config=_compose(folder, config_name, composed),
         overrides=ready,
@@ -113,22 +128,20 @@ def compose(
     )
 
 
-def _parse(text: str) -> Override:
+def _noted(problems: list[str], check: Callable[..., ResultT], *arguments: Any) -> ResultT | None:
+    """What ``check`` returns; None, and its lines in ``problems``, where it finds some."""
     try:
-        (override,) = OverridesParser.create().parse_overrides([text])
-    except HydraException as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"Cannot read {text!r} as an override: write key=value, such as trainer.total_epochs=2 ({reason})"
-        ) from error
-    return override
+        return check(*arguments)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return None
 
 
 def _of_first_job(override: Override) -> Override:
     """The override that the first job of a multirun gets: the first of the values that are listed."""
     if not (override.is_choice_sweep() or override.is_range_sweep()):
         return override
-    return _parse(f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}")
+    return read_override(f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}")
 
 
 def _is_group(override: Override) -> bool:
@@ -136,24 +149,28 @@ def _is_group(override: Override) -> bool:
     return key == PRESET_GROUP or "/" in key
 
 
-def _check_groups(groups: Sequence[Override], folder: Path, config_name: str) -> bool:
-    """Whether presets can be chosen for this base configuration; raises where one is asked for that is not there."""
+def _check_groups(
+    groups: Sequence[Override], folder: Path, config_name: str, problems: list[str]
+) -> tuple[bool, list[Override]]:
+    """Whether presets can be chosen for this base configuration, and the overrides that choose what is there."""
     selectable = "preset:" in _defaults_text(folder / f"{config_name}.yaml")
     names = sorted(path.stem for path in (CONFIG_DIR / PRESET_GROUP).glob("*.yaml"))
+    sound = []
     for override in groups:
-        if override.key_or_group != PRESET_GROUP:
-            continue
-        if not selectable:
-            raise ConfigError(f"{config_name}.yaml holds the values of its preset already; leave out preset=...")
-        value = str(override.value())
-        if value not in names:
+        listed = _of_first_job(override).value()
+        if override.key_or_group != PRESET_GROUP or (selectable and str(listed) in names):
+            sound.append(override)
+        elif not selectable:
+            problems.append(f"{config_name}.yaml holds the values of its preset already; leave out preset=...")
+        else:
+            value = str(listed)
             meant = nearest(value, names)
-            raise ConfigError(
+            problems.append(
                 f"There is no preset {value!r}; "
                 + (f"did you mean {meant}? There are: " if meant else "there are: ")
                 + f"{', '.join(names)}."
             )
-    return selectable
+    return selectable, sound
 
 
 def _check_hydra(settings: Sequence[Override], folder: Path, config_name: str) -> None:
@@ -213,24 +230,27 @@ def _followers(folder: Path, config_name: str, changed: int) -> dict[str, str]:
     return followers(_compose(folder, config_name, ()), _compose(CONFIG_DIR, CONFIG_NAME, ()))
 
 
-def _check_values(values: Sequence[Override], known: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Overrides as Hydra takes them, and the names of the keys they add.
+def _check_values(
+    values: Sequence[Override], known: frozenset[str], root: type[ConfigNode], problems: list[str]
+) -> tuple[list[Override], list[str]]:
+    """Overrides as Hydra takes them, and the names of the keys they add; what gets a line in ``problems`` is left out.
 
     ``+key=`` on a key that exists sets it: scripts written when the key was not in the YAML keep working.
     """
-    ready, added, problems = [], [], []
+    ready, added = [], []
     for override in values:
-        text = str(override.input_line)
+        key = override.key_or_group
         if override.is_delete():
-            such_as = ", such as null" if takes_null(override.key_or_group) else ""
-            raise ConfigError(f"{override.key_or_group} cannot be removed; set another value{such_as}.")
+            such_as = ", such as null" if takes_null(key) else ""
+            problems.append(f"{key} cannot be removed; set another value{such_as}.")
+            continue
         new = [leaf for leaf in _override_leaves(override) if leaf not in known]
         if new and not (override.is_add() or override.is_force_add()):
-            problems.append(unknown_key_message(new[0], known))
+            problems.extend(unknown_key_message(one, known) for one in (new if key in known else [key]))
+            continue
         added.extend(new)
-        ready.append("++" + text.lstrip("+") if override.is_add() else text)
-    if problems:
-        raise ConfigError(several(problems))
+        typed = as_typed(override) if takes_text(root, key) else override
+        ready.append(read_override("++" + str(typed.input_line).lstrip("+")) if override.is_add() else typed)
     return ready, added
 
 

@@ -1,12 +1,14 @@
 """From a composed DictConfig to the typed, frozen dataclasses of ``schema``.
 
-Every leaf is checked against its type. A key that is not in the schema is refused with the nearest real one named,
-unless ``added_keys`` says that it was added on purpose; then it goes to the ``extra`` mapping of its node.
+Every leaf is checked against its type, and all that do not fit are reported together. A key that is not in the schema
+is refused with the nearest real one named, unless ``added_keys`` says that it was added on purpose; then it goes to the
+``extra`` mapping of its node.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -39,15 +41,54 @@ def to_dataclass(config: DictConfig | Mapping[str, Any]) -> PPOTrainerConfig:
 
 def root_from_config(node_type: type[NodeT], config: DictConfig | Mapping[str, Any]) -> NodeT:
     """As :func:`to_dataclass`, for the root of any schema."""
-    try:
-        plain = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
-    assert isinstance(plain, dict)
+    problems: dict[str, str] = {}
+    plain = _resolved(config, problems) if isinstance(config, DictConfig) else dict(config)
     added = plain.get("added_keys") or []
     if not isinstance(added, list):
-        raise ConfigError(f"added_keys expects a list (text each), got {_show(added)}")
-    return node_from_dict(node_type, plain, added_keys=[str(key) for key in added])
+        problems["added_keys"] = f"added_keys expects a list (text each), got {_show(added)}"
+        added = []
+    node = _node(node_type, plain, "", [str(key) for key in added], problems)
+    if node is None or problems:
+        raise ConfigError(*_causes(problems, config))
+    return node
+
+
+def _resolved(config: DictConfig, problems: dict[str, str]) -> dict[str, Any]:
+    """Plain values. What cannot be resolved is null there and gets a line in ``problems``, by its dotted key."""
+    trial = config
+    while True:
+        try:
+            plain = OmegaConf.to_container(trial, resolve=True)
+            assert isinstance(plain, dict)
+            return plain
+        except OmegaConfBaseException as error:
+            key, reason = error.full_key, str(error).splitlines()[0]
+            if not key or key in problems:
+                raise ConfigError(*problems.values(), f"{key or 'configuration'}: {reason}") from error
+            problems[key] = f"{key}: {reason}"
+            trial = trial.copy()
+            OmegaConf.set_readonly(trial, False)
+            OmegaConf.set_struct(trial, False)
+            OmegaConf.update(trial, key, None)
+
+
+def _causes(problems: Mapping[str, str], config: DictConfig | Mapping[str, Any]) -> list[str]:
+    """The lines of ``problems`` without those of keys that have a value only because they follow another with one."""
+    if not isinstance(config, DictConfig):
+        return list(problems.values())
+    own = [line for key, line in problems.items() if not any(one in problems for one in _followed(config, key))]
+    return own or list(problems.values())  # keys may follow each other in a circle
+
+
+def _followed(config: DictConfig, key: str) -> list[str]:
+    """The keys that ``key`` follows (``${data.seed}``)."""
+    parent, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(config, parent, throw_on_resolution_failure=False) if parent else config
+    if not isinstance(node, DictConfig) or leaf not in node.keys() or not OmegaConf.is_interpolation(node, leaf):
+        return []
+    plain = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(plain, dict)
+    return re.findall(r"\$\{([\w.]+)\}", str(plain[leaf]))
 
 
 def node_from_dict(
@@ -64,7 +105,20 @@ def node_from_dict(
     Raises:
         ConfigError: as :func:`to_dataclass`.
     """
-    added = added_keys or []
+    problems: dict[str, str] = {}
+    node = _node(node_type, values, path, added_keys or [], problems)
+    if node is None or problems:
+        raise ConfigError(*problems.values())
+    return node
+
+
+def _node(
+    node_type: type[NodeT], values: Mapping[str, Any], path: str, added: list[str], problems: dict[str, str]
+) -> NodeT | None:
+    """As :func:`node_from_dict`; what does not fit gets a line in ``problems``, by its dotted key, and counts as null.
+
+    None where a key is missing.
+    """
     hints = field_types(node_type)
     extra: dict[str, Any] = {}
     for key in values:
@@ -72,13 +126,17 @@ def node_from_dict(
         if key in hints:
             continue
         if not any(name == one or name.startswith(one + ".") or one.startswith(name + ".") for one in added):
-            raise ConfigError(unknown_key_message(name, known_keys()))
+            problems[name] = unknown_key_message(name, known_keys())
         extra[str(key)] = values[key]
-    missing = [key for key in hints if key not in values]
-    if missing:
-        raise ConfigError(f"The setting {_join(path, missing[0])} is missing; every key of ppo_trainer.yaml is needed.")
-    converted = {key: _convert(values[key], hint, _join(path, key), added) for key, hint in hints.items()}
-    return node_type(**converted, extra=extra)
+    missing = [_join(path, key) for key in hints if key not in values]
+    for name in missing:
+        problems[name] = f"The setting {name} is missing; every key of ppo_trainer.yaml is needed."
+    converted = {
+        key: _convert(values[key], hint, _join(path, key), added, problems)
+        for key, hint in hints.items()
+        if key in values
+    }
+    return None if missing else node_type(**converted, extra=extra)
 
 
 @functools.cache
@@ -96,10 +154,22 @@ def known_keys() -> tuple[str, ...]:
 
 def takes_null(key: str) -> bool:
     """Whether null is a value of the dotted key; False for a group of settings and for a key that the schema lacks."""
-    hint: Any = PPOTrainerConfig
+    return type(None) in typing.get_args(_hint(PPOTrainerConfig, key))
+
+
+def takes_text(root: type[ConfigNode], key: str) -> bool:
+    """Whether a number given for the dotted key is meant as text: text is a value of it, and a number is none."""
+    hint = _hint(root, key)
+    members = {hint, *typing.get_args(hint)}
+    return str in members and not members & {int, float}
+
+
+def _hint(root: type[ConfigNode], key: str) -> Any:
+    """The type of a dotted key; None for a key that the schema lacks."""
+    hint: Any = root
     for part in key.split("."):
         hint = field_types(hint).get(part) if is_dataclass(hint) and isinstance(hint, type) else None
-    return hint is not None and type(None) in typing.get_args(hint)
+    return hint
 
 
 def _walk(node_type: type[ConfigNode], path: str) -> Iterator[str]:
@@ -114,19 +184,22 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _convert(value: Any, hint: Any, name: str, added: list[str]) -> Any:
-    """``value`` as the type ``hint``; raises ConfigError where it is none."""
+def _convert(value: Any, hint: Any, name: str, added: list[str], problems: dict[str, str]) -> Any:
+    """``value`` as the type ``hint``; None, and a line in ``problems``, where it is none."""
     if isinstance(hint, type) and is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"{name} is a group of settings, got {_show(value)}; set its keys, such as "
-                f"{name}.{next(iter(field_types(hint)))}=..."
-            )
-        return node_from_dict(hint, value, name, added)
+        if isinstance(value, Mapping):
+            return _node(hint, value, name, added, problems)
+        problems.setdefault(
+            name,
+            f"{name} is a group of settings, got {_show(value)}; set its keys, such as "
+            f"{name}.{next(iter(field_types(hint)))}=...",
+        )
+        return None
     try:
         return _convert_leaf(value, hint)
     except TypeError:
-        raise ConfigError(f"{name} expects {describe(hint)}, got {_show(value)}{_suggest(value, hint)}") from None
+        problems.setdefault(name, f"{name} expects {describe(hint)}, got {_show(value)}{_suggest(value, hint)}")
+        return None
 
 
 def _convert_leaf(value: Any, hint: Any) -> Any:
@@ -194,7 +267,9 @@ def _show(value: Any) -> str:
 
 
 def _suggest(value: Any, hint: Any) -> str:
-    """`` (did you mean X?)`` for a misspelt choice, ``, such as [X]`` for one item where a list of such is expected."""
+    """What to write instead: a choice that was misspelt, a list for one item, quotes for a word that is no text."""
+    if str in (hint, *typing.get_args(hint)) and (value is None or isinstance(value, bool)):
+        return f"""; as a text it is quoted twice: '"{_show(value)}"'"""
     for member in (hint, *typing.get_args(hint)):
         if typing.get_origin(member) is list and value is not None and not isinstance(value, (list, Mapping)):
             (item,) = typing.get_args(member)

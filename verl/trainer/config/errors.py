@@ -10,7 +10,15 @@ _MOST_SHOWN = 4
 
 
 class ConfigError(ValueError):
-    """A setting the user can change to make the run possible; the message names the key and what would fit."""
+    """Settings the user can change to make the run possible; the message names the keys and what would fit.
+
+    Attributes:
+        problems: one line for each setting that does not work; the message is made of them.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(several(problems))
+        self.problems = problems
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:

@@ -36,7 +36,7 @@ def compose_tool(node_type: type[NodeT], config_name: str, overrides: Sequence[s
     Raises:
         ConfigError: an override that cannot be read, a key that does not exist, a value of the wrong type.
     """
-    return root_from_config(node_type, compose(overrides, CONFIG_DIR, config_name).config)
+    return root_from_config(node_type, compose(overrides, CONFIG_DIR, config_name, root=node_type).config)
 
 
 def output_problem(key: str, name: str) -> str | None:
