@@ -46,16 +46,24 @@ train() {
     fi
 
     # One parquet row a task, so that an epoch is one training step whatever data.train_batch_size is.
-    local override train_tasks= informs=
+    # An override may begin with one or two plus signs, and may be a mapping: 'data={train_batch_size: 4}'.
+    local override train_tasks= explains= informs=
+    local number='[ "'\'']*\+?([1-9][0-9_]{0,7})(\.0*)?[ "'\'']*'
+    local of_key="^\+{0,2}data\.train_batch_size=$number$"
+    local of_mapping="^\+{0,2}data=\{(.*[ ,])?train_batch_size *:$number[,}]"
     for override in "${overrides[@]}" "$@"; do
-        if [[ "$override" =~ ^data\.train_batch_size=([1-9][0-9]{0,5})$ ]]; then
-            train_tasks=${BASH_REMATCH[1]}
-        elif [[ "${override,,}" == explain=true || "$override" =~ ^(--cfg|-c|--info|-i|--help|-h|--hydra-help)(=|$) ]]; then
+        if [[ "$override" =~ $of_key ]]; then
+            train_tasks=${BASH_REMATCH[1]//_/}
+        elif [[ "$override" =~ $of_mapping ]]; then
+            train_tasks=${BASH_REMATCH[2]//_/}
+        elif [[ "${override,,}" =~ ^\+{0,2}explain=\ *(true|false)\ *$ ]]; then
+            explains=${BASH_REMATCH[1]}
+        elif [[ "$override" =~ ^(--cfg|-c|--info|-i|--help|-h|--hydra-help)(=|$) ]]; then
             informs=yes
         fi
     done
     local folder=$data_dir/tasks_${train_tasks}_$val_tasks
-    if [[ -z "$informs" ]]; then
+    if [[ -z "$informs" && "$explains" != true ]]; then
         "$python" -m examples.data_preprocess.prepare --mode text --local_dir "$folder" \
             --train_data_size "$train_tasks" --val_data_size "$val_tasks"
     fi

@@ -86,8 +86,14 @@ class Command:
     overrides: list[str]
 
 
-def command(tmp_path: Path, script: str, *arguments: str, gpus: int = 0, **environment: str) -> Command:
-    """The commands of a script on a machine that seems to have ``gpus`` GPUs; nothing starts."""
+def command(
+    tmp_path: Path, script: str, *arguments: str, gpus: int = 0, writes: bool = True, **environment: str
+) -> Command:
+    """The commands of a script on a machine that seems to have ``gpus`` GPUs; nothing starts.
+
+    Args:
+        writes: whether the script is to write the parquet files; without, ``prepare`` is empty.
+    """
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
     listing = "\n".join(f"echo 'GPU {index}: Some GPU (UUID: x)'" for index in range(gpus))
@@ -102,8 +108,9 @@ def command(tmp_path: Path, script: str, *arguments: str, gpus: int = 0, **envir
         env={**inherited, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "RECORD": str(tmp_path),
              "VIRTUAL_ENV": "any", **environment},
     )
-    recorded = [(tmp_path / name).read_text(encoding="utf-8").splitlines() for name in (
-        "examples.data_preprocess.prepare", "verl.trainer.main_ppo")]
+    files = [tmp_path / name for name in ("examples.data_preprocess.prepare", "verl.trainer.main_ppo")]
+    assert [file.exists() for file in files] == [writes, True]
+    recorded = [file.read_text(encoding="utf-8").splitlines() if file.exists() else [] for file in files]
     return Command(*(lines[2:] for lines in recorded))
 
 
@@ -157,3 +164,22 @@ def test_the_arguments_of_the_command_line_come_last(tmp_path: Path, script: str
     assert "actor_rollout_ref.rollout.name=hf" in started.overrides
     assert started.prepare[-4:] == ["--train_data_size", "4", "--val_data_size", "128"]
     assert "actor_rollout_ref.rollout.name=vllm" in command(tmp_path, script, *given).overrides
+
+
+@pytest.mark.parametrize("given", [
+    "data.train_batch_size=4", "+data.train_batch_size=4", "++data.train_batch_size=4", "data.train_batch_size=4.0",
+    'data.train_batch_size="4"', "data={train_batch_size: 4}", "+data={seed: 3,train_batch_size:4,val_batch_size: 2}",
+])
+def test_the_number_of_tasks_is_read_from_every_form_of_its_override(tmp_path: Path, given: str) -> None:
+    started = command(tmp_path, "gigpo_trainer/run_webshop.sh", "data.train_batch_size=6", given)
+    assert started.prepare[-4:-2] == ["--train_data_size", "4"]
+    assert any(f"data.train_files='{tmp_path}/data/verl-agent/tasks_4_128/" in one for one in started.overrides)
+
+
+@pytest.mark.parametrize(("given", "writes"), [
+    (["explain=true"], False), (["+explain=True"], False), (["explain=true", "++explain=false"], True),
+    (["--cfg", "job"], False), (["--cfg=job"], False), ([], True),
+])
+def test_a_script_that_only_informs_writes_no_files(tmp_path: Path, given: list[str], writes: bool) -> None:
+    overrides = command(tmp_path, "gigpo_trainer/run_webshop.sh", *given, writes=writes).overrides
+    assert overrides[len(overrides) - len(given):] == given
