@@ -66,6 +66,10 @@ from verl.trainer.config.schema import PPOTrainerConfig, WebshopConfig
         ("trainer.project_name=null", """expects text, got null; as a text it is quoted twice: '"null"'"""),
         ("data.train_files=[~/a]", """'~' can stand there only in quotes that are part of the value; write 'data.train"""),
         ("data.train_files=[~/a]", "or write $HOME for ~"),
+        ("env.rollout.m=4", "There is no setting env.rollout.m; env.rollout has n. (A key"),
+        ("rollout.val_kwargs.x=4", "actor_rollout_ref.rollout.val_kwargs has "),
+        ("env.zzz=4", "env has "),
+        ("env.zzz.yyy=4", "env has "),
         ("trainer.experiment_name==x", "'=' can stand there only in quotes"),
         ("data.train_files=${data.train_files}", "data.train_files: Recursive interpolation detected"),
         ("data.max_prompt_length=x", "data.max_prompt_length expects a whole number"),  # and not those that follow it

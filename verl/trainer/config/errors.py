@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 _SHORT_FOR = "actor_rollout_ref"  # what the documentation leaves out: actor.optim.lr
 _MOST_SHOWN = 4
+_MOST_BESIDE = 8
 
 
 class ConfigError(ValueError):
@@ -66,13 +67,30 @@ def _one_of(names: Sequence[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
+def _beside(key: str, names: Sequence[str]) -> str | None:
+    """The keys of the section that ``key`` was looked for in, those most like it first; None where there is no such."""
+    section, _, leaf = key.rpartition(".")
+    if not section:
+        return None
+    if f"{_SHORT_FOR}.{section}" in names and section not in names:
+        section = f"{_SHORT_FOR}.{section}"
+    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == section]
+    if not beside:
+        return _beside(section, names)
+    beside.sort(key=lambda name: -difflib.SequenceMatcher(None, leaf, name).ratio())
+    more = f" and {len(beside) - _MOST_BESIDE} more" if len(beside) > _MOST_BESIDE else ""
+    return f"{section} has {', '.join(beside[:_MOST_BESIDE])}{more}."
+
+
 def unknown_key_message(key: str, candidates: Iterable[str]) -> str:
     """One line for a key that is not in the configuration."""
     if key.isupper():
         return f"There is no setting {key}; an environment variable stands before the command: {key}=... bash ..."
-    meant = meant_keys(key, candidates)
-    see = "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
-    hint = f"did you mean {_one_of(meant)}?" if meant else see
+    names = sorted(candidates)
+    if meant := meant_keys(key, names):
+        hint = f"did you mean {_one_of(meant)}?"
+    else:
+        hint = _beside(key, names) or "see verl/trainer/config/ppo_trainer.yaml for the keys there are."
     return f"There is no setting {key}; {hint} (A key of your own is added with a plus: +{key}=...)"
 
 
