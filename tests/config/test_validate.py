@@ -228,6 +228,20 @@ def test_rules_say_what_would_fit(sound: list[str], overrides: list[str], said: 
     assert said in str(caught.value)
 
 
+def test_the_steps_that_a_run_can_go_on_from_are_named(sound: list[str], tmp_path: Path) -> None:
+    for step in range(1, 11):
+        (tmp_path / f"global_step_{step}").mkdir()
+    there = f"; {tmp_path} has {', '.join(f'global_step_{step}' for step in range(3, 11))} and 2 earlier"
+    mode = "trainer.resume_mode=resume_path"
+    for overrides in ([f"trainer.resume_from_path={tmp_path}"], [f"trainer.resume_from_path={tmp_path}/int"],
+                      [f"trainer.resume_from_path={tmp_path}/global_step_70"],
+                      [f"trainer.default_local_dir={tmp_path}"]):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            check(sound, mode, *overrides)
+        assert str(caught.value).endswith(there)
+    check(sound, mode, f"trainer.resume_from_path={tmp_path}/global_step_7")
+
+
 def test_names_with_folders_blanks_and_letters_of_any_language_are_fine(sound: list[str]) -> None:
     check(sound, "trainer.project_name='größe/zwei'", "trainer.experiment_name='a b..c'")
 

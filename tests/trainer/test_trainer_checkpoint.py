@@ -125,12 +125,17 @@ def test_disable_starts_afresh(tmp_path):
     [
         ("resume_path", None, "needs trainer.resume_from_path"),
         ("resume_path", "somewhere", "must end in global_step_"),
-        ("resume_path", "global_step_7", "does not exist"),
+        ("resume_path", "somewhere", "has global_step_5, global_step_20$"),
+        ("resume_path", "global_step_7", "there is no such folder; .* has global_step_5, global_step_20$"),
+        ("resume_path", "", "must end in global_step_<number>; .* has global_step_5, global_step_20$"),
+        ("resume_path", "global_step_5/actor", "global_step_5 has no checkpoints$"),
     ],
 )
-def test_bad_resume_paths_name_the_key(tmp_path, mode, path, message):
+def test_bad_resume_paths_name_the_key_and_what_there_is(tmp_path, mode, path, message):
+    for name in ("global_step_20", "global_step_5/actor", "global_step_9.old.tmp"):
+        (tmp_path / name).mkdir(parents=True)
     with pytest.raises(ValueError, match=message):
-        find_checkpoint(mode, path and str(tmp_path / path), tmp_path)
+        find_checkpoint(mode, None if path is None else str(tmp_path / path), tmp_path)
 
 
 def test_a_tracker_file_that_names_nothing_is_an_error(tmp_path):

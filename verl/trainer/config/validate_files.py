@@ -10,7 +10,7 @@ from pathlib import Path
 
 from verl.trainer.config.names import folder_name_problem
 from verl.trainer.config.schema import PPOTrainerConfig
-from verl.utils.checkpoint.step_folder import is_step_folder
+from verl.utils.checkpoint.step_folder import resume_path_problem
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _PREPARE = "python -m examples.data_preprocess.prepare --mode text"
@@ -179,10 +179,8 @@ def check_paths(config: PPOTrainerConfig) -> Iterator[str]:
         if problem := folder_name_problem(key, name):
             yield problem
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is not None:
-        if not Path(trainer.resume_from_path).expanduser().is_dir():
-            yield f"trainer.resume_from_path={trainer.resume_from_path}: there is no such folder"
-        elif not is_step_folder(Path(trainer.resume_from_path)):
-            yield f"trainer.resume_from_path={trainer.resume_from_path} must end in global_step_<number>"
+        if problem := resume_path_problem(trainer.resume_from_path):
+            yield problem
     for key, path in (
         ("trainer.run_dir", trainer.run_dir),
         ("trainer.default_local_dir", trainer.default_local_dir),

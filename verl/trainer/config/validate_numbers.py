@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from verl.trainer.config.schema import OptimConfig, PPOTrainerConfig
+from verl.utils.checkpoint.step_folder import steps_there
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -229,4 +231,7 @@ def check_schedule(config: PPOTrainerConfig) -> Iterator[str]:
             "trainer.val_before_train=true, or trainer.val_only=false to train"
         )
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:  # if it is one: check_paths
-        yield "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N, got null"
+        yield (
+            "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N, got null; "
+            + steps_there(Path(trainer.default_local_dir).expanduser())
+        )

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
+_MOST_NAMED = 8
 _STEP_FOLDER = re.compile(r"global_step_(\d+)$")
 
 
@@ -28,6 +29,31 @@ def set_aside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.old.tmp")
 
 
+def resume_path_problem(path: str) -> str | None:
+    """Why ``trainer.resume_from_path`` names no checkpoint, with the steps that there are; None if it does."""
+    folder = Path(path).expanduser().absolute()
+    if not is_step_folder(folder):
+        run = folder if saved_steps(folder) else folder.parent
+        return f"trainer.resume_from_path={path} must end in global_step_<number>; {steps_there(run)}"
+    if not folder.is_dir():
+        return f"trainer.resume_from_path={path}: there is no such folder; {steps_there(folder.parent)}"
+    return None
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The steps of the complete checkpoints in a folder, in order."""
+    return sorted(step_of(one) for one in run.glob("global_step_*") if is_step_folder(one) and one.is_dir())
+
+
+def steps_there(run: Path) -> str:
+    """What there is to resume from in the folder of a run, in words: the newest steps."""
+    steps = saved_steps(run)
+    if not steps:
+        return f"{run} has no checkpoints"
+    earlier = "" if len(steps) <= _MOST_NAMED else f" and {len(steps) - _MOST_NAMED} earlier"
+    return f"{run} has {', '.join(f'global_step_{step}' for step in steps[-_MOST_NAMED:])}{earlier}"
+
+
 def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) -> Path | None:
     """The checkpoint folder to resume from, or None for a fresh start.
 
@@ -44,11 +70,9 @@ def find_checkpoint(resume_mode: str, resume_from_path: str | None, root: Path) 
     if resume_mode == "resume_path":
         if not resume_from_path:
             raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<number>")
-        folder = Path(resume_from_path).expanduser().absolute()
-        step_of(folder)
-        if not folder.is_dir():
-            raise ValueError(f"trainer.resume_from_path={folder} does not exist")
-        return folder
+        if problem := resume_path_problem(resume_from_path):
+            raise ValueError(problem)
+        return Path(resume_from_path).expanduser().absolute()
     tracker = root / TRACKER_FILE
     if not tracker.is_file():
         return None
