@@ -255,6 +255,12 @@ def test_columns_are_apart_even_after_a_long_value() -> None:
     assert [part.strip() for part in line.split("  ") if part] == ["trainer.run_dir", f"/{'long/' * 20}", "command line"]
 
 
+def test_columns_begin_at_the_same_place_whatever_the_longest_key_is() -> None:
+    rows = explain(compose([f"+env.webshop.{'long_' * 20}=1"])).split("\n\n")[0].splitlines()
+    values = {len(row) - len(row[row.index(" "):].lstrip()) for row in rows}
+    assert values == {len("env.webshop.") + 100 + 2}
+
+
 def test_explain_names_a_missing_file_with_code_of_the_users_own(tmp_path: Path, runnable: list[str]) -> None:
     done = run(tmp_path, *runnable, "explain=true", "actor_rollout_ref.model.external_lib=missing.py")
     assert done.returncode == 2 and "actor_rollout_ref.model.external_lib=missing.py: there is no file" in done.stderr

@@ -12,15 +12,15 @@ from verl.trainer.config.derived import derived_lines
 from verl.trainer.config.machine import resolve_device
 from verl.trainer.config.notices import notices
 
-_NAME_WIDTH = 62
 _VALUE_WIDTH = 34
 
 
 def explain(composition: Composition) -> str:
     """The text that ``explain=true`` prints."""
     config = resolve_device(to_dataclass(composition.config))
-    rows = sources(composition)
-    lines = [f"{name:<{_NAME_WIDTH}}  {value:<{_VALUE_WIDTH}}  {source}" for name, value, source in rows]
+    rows = list(sources(composition))
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"{name:<{width}}  {value:<{_VALUE_WIDTH}}  {source}" for name, value, source in rows]
     lines += ["", "What follows from it:"]
     lines += [f"  {name:<44} {value}" for name, value in derived_lines(config)]
     remarks = notices(config)
@@ -36,7 +36,7 @@ def sources(composition: Composition) -> Iterator[tuple[str, str, str]]:
     for name in _leaf_names(composition.config):
         if name in ("added_keys", "explain"):
             continue
-        yield name, _show(OmegaConf.select(resolved, name)), _source(composition, name)
+        yield name, shown(OmegaConf.select(resolved, name)), _source(composition, name)
 
 
 def _source(composition: Composition, name: str) -> str:
@@ -69,7 +69,8 @@ def _leaf_names(node: DictConfig, path: str = "") -> Iterator[str]:
             yield name
 
 
-def _show(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as it is written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
