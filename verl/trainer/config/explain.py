@@ -36,7 +36,7 @@ def sources(composition: Composition) -> Iterator[tuple[str, str, str]]:
     for name in _leaf_names(composition.config):
         if name in ("added_keys", "explain"):
             continue
-        yield name, shown(OmegaConf.select(resolved, name)), _source(composition, name)
+        yield name, _show(OmegaConf.select(resolved, name)), _source(composition, name)
 
 
 def _source(composition: Composition, name: str) -> str:
@@ -69,8 +69,7 @@ def _leaf_names(node: DictConfig, path: str = "") -> Iterator[str]:
             yield name
 
 
-def shown(value: object) -> str:
-    """A value as it is written on the command line."""
+def _show(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -10,7 +10,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl.trainer.config.convert import to_dataclass
-from verl.trainer.config.differences import differences
 from verl.trainer.config.earlier_run import RESOLVED_NAME
 from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.machine import resolve_device
@@ -26,21 +25,23 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_config(config: DictConfig) -> PPOTrainerConfig:
-    """The typed and checked configuration; what it changes is shown in the log, and all is kept in the run folder.
+    """The typed and checked configuration, shown in the log and kept in the run folder.
 
     In the folder of an earlier run the file stays that run's until this one has come as far as to take its place
-    (``verl.trainer.ppo.run_record``): a start that fails, or finds nothing left to train, replaces nothing. A run started with ``--config-path RUN_FOLDER --config-name resolved_config`` is the same run.
+    (``verl.trainer.ppo.run_record``): a start that fails, or finds nothing left to train, replaces nothing. A run
+    started with ``--config-path RUN_FOLDER --config-name resolved_config`` is the same run.
 
     Raises:
         ConfigError: the configuration cannot run; nothing has been written then.
     """
     typed = resolve_device(to_dataclass(config))
     validate(typed)
-    logger.info(differences(typed))
+    text = to_yaml(typed)
+    logger.info("resolved configuration:\n%s", text)
     for line in notices(typed):
         logger.warning(line)
     if not holds_run(typed.trainer.run_dir):
-        logger.info("every value is in %s", write_resolved(to_yaml(typed), typed.trainer.run_dir))
+        logger.info("kept as %s", write_resolved(text, typed.trainer.run_dir))
     return typed
 
 
