@@ -9,8 +9,8 @@ validation and checkpoint.
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -115,10 +115,15 @@ def column_names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def main(folders: Sequence[str]) -> None:
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help=f"with the {FILE_NAME} of a run")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    folders = parse_arguments(arguments).folders
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if not folders:
-        raise SystemExit(__doc__)
     found = [Path(folder) for folder in folders if (Path(folder) / FILE_NAME).is_file()]
     missing = [folder for folder in folders if not (Path(folder) / FILE_NAME).is_file()]
     if found:
@@ -129,4 +134,4 @@ def main(folders: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
