@@ -90,7 +90,17 @@ def _rows(count: int = 8) -> DataProto:
     return rows
 
 
+def phases_in_ledger(metrics: dict[str, float]) -> list[str]:
+    """The phases whose memory is in the metrics, on CPU that of the process; in the order of the step."""
+    prefix = "perf/memory_gb/"
+    ledger = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+    assert all(value > 0.01 for value in ledger.values())
+    assert all(key.endswith("/rss") for key in ledger)
+    return [key.removesuffix("/rss") for key in ledger]
+
+
 def test_log_probs_reference_values_and_updates(groups: WorkerGroups) -> None:
+    """The first update says how much memory every phase before it left in use, the next one only of itself."""
     actor, critic = groups.actor_rollout, groups.critic
     rows = _rows()
     output = actor.compute_log_prob(rows)
@@ -107,7 +117,9 @@ def test_log_probs_reference_values_and_updates(groups: WorkerGroups) -> None:
     assert {f"actor/{name}" for name in expected.split()} <= metrics.keys()
     assert metrics["actor/lr"] == pytest.approx(1e-2)
     assert {"perf/mfu/actor", "perf/cpu_memory_used_gb"} <= metrics.keys()
+    assert phases_in_ledger(metrics) == ["old_log_prob", "ref", "values", "update_actor"]
     critic_metrics = critic.update_critic(rows).meta_info["metrics"]
+    assert phases_in_ledger(critic_metrics) == ["update_critic"]
     assert {f"critic/{name}" for name in "vf_loss vf_clipfrac vpred_mean grad_norm lr".split()} <= critic_metrics.keys()
 
     after = actor.compute_log_prob(rows).batch["old_log_probs"]

@@ -18,6 +18,7 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.checkpointed_worker import CheckpointedWorker, utilisation
 from verl.workers.critic import DataParallelPPOCritic
 from verl.workers.device_state import OffloadedState, choose_device
+from verl.workers.memory_ledger import memory_of_phases, note_memory
 from verl.workers.role_models import build_lr_scheduler, build_optimizer, build_role_model, lora_settings
 
 
@@ -75,6 +76,7 @@ class CriticWorker(CheckpointedWorker):
         """``values`` of the rows, float32 ``(N, R)``."""
         with self.state.loaded():
             values = self.critic.compute_values(data)
+        note_memory(self.device, "values")
         return DataProto.from_dict(tensors={"values": values})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -84,9 +86,11 @@ class CriticWorker(CheckpointedWorker):
         with self.state.loaded(with_optimizer=True):
             metrics = self.critic.update_critic(data)
         seconds = time.perf_counter() - started
+        note_memory(self.device, "update_critic")
         metrics["perf/mfu/critic"] = utilisation(
             self.flops, data, seconds, self.config.ppo_epochs, self.device, has_head=False
         )
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
+        metrics.update(memory_of_phases(self.device))
         self.scheduler.step()
         return DataProto(meta_info={"metrics": metrics})

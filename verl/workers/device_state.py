@@ -1,4 +1,4 @@
-"""A rank's device: choosing it, offloading to host memory around phases, reading memory."""
+"""A rank's device: choosing it and offloading to host memory around phases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 
-import psutil
 import torch
 from torch import nn
 
@@ -148,13 +147,3 @@ class OffloadedState:
 
 def _has_own_memory(device: torch.device) -> bool:
     return device.type == "cuda"
-
-
-def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Peaks of this rank's GPU memory (0 on CPU) and the host's memory in use, GiB, as ``perf/*``."""
-    on_cuda = device.type == "cuda"
-    return {
-        "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(device) / 2**30 if on_cuda else 0.0,
-        "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / 2**30 if on_cuda else 0.0,
-        "perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30,
-    }

@@ -36,7 +36,8 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.checkpointed_worker import CheckpointedWorker, utilisation
 from verl.workers.critic_worker import CriticWorker
-from verl.workers.device_state import OffloadedState, choose_device, memory_metrics
+from verl.workers.device_state import OffloadedState, choose_device
+from verl.workers.memory_ledger import memory_ledger, memory_metrics, memory_of_phases, note_memory
 from verl.workers.one_shot import generate_rows
 from verl.workers.reward_model import RewardModelWorker
 from verl.workers.role_models import (
@@ -50,7 +51,6 @@ from verl.workers.rollout.base import RolloutRequest, RolloutResult
 from verl.workers.rollout.factory import build_rollout_engine, import_engine
 from verl.workers.rollout.model_fit import sleep_hint
 from verl.workers.sharding_manager import HybridEngine
-from verl.workers.sharding_manager.hybrid_engine import memory_ledger
 from verl.workers.step_costs import StepCosts
 from verl.workers.update_loop import MicroBatchPlan
 
@@ -220,6 +220,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         data.meta_info["temperature"] = self.config.rollout.temperature
         with self.state.loaded():
             log_probs, entropys = self.actor.compute_log_prob(data)
+        note_memory(self.device, "old_log_prob")
         return DataProto.from_dict(
             tensors={"old_log_probs": log_probs, "entropys": entropys},
             meta_info={"temperature": self.config.rollout.temperature},
@@ -236,6 +237,7 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         else:
             with self.reference_state.loaded():
                 log_probs, _ = self.reference.compute_log_prob(data)
+        note_memory(self.device, "ref")
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -251,11 +253,12 @@ class ActorRolloutRefWorker(CheckpointedWorker):
         with self.state.loaded(with_optimizer=True):
             metrics = self.actor.update_policy(data)
         seconds = time.perf_counter() - started
+        note_memory(self.device, "update_actor")
         metrics["perf/mfu/actor"] = utilisation(self.flops, data, seconds, self.config.actor.ppo_epochs, self.device)
         metrics["perf/optimizer_step_s/mean"] = float(np.mean(self.actor.step_seconds))
         metrics["perf/optimizer_step_s/max"] = float(np.max(self.actor.step_seconds))
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
-        metrics.update(memory_metrics(self.device) | self.costs.metrics())
+        metrics.update(memory_metrics(self.device) | memory_of_phases(self.device) | self.costs.metrics())
         self.scheduler.step()
         if self.is_rollout:
             self.hybrid.mark_updated()

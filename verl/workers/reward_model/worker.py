@@ -15,6 +15,7 @@ from verl.utils.fsdp_utils import create_device_mesh, ensure_process_group, to_t
 from verl.utils.import_utils import import_external_libs
 from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.device_state import OffloadedState, choose_device
+from verl.workers.memory_ledger import note_memory
 from verl.workers.reward_model.dp_reward_model import DataParallelRewardModel
 from verl.workers.role_models import sharding_options
 
@@ -70,4 +71,5 @@ class RewardModelWorker(Worker):
         """``rm_scores`` of the rows, float32 ``(N, R)``: the model's score on each row's last response token."""
         with self.state.loaded():
             scores = self.model.compute_rm_score(data)
+        note_memory(self.device, "reward_model")
         return DataProto.from_dict(tensors={"rm_scores": scores})

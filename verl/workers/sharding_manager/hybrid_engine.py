@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,6 +26,7 @@ from torch import nn
 from verl.utils.rng import get_rng_state, set_rng_state
 from verl.workers.device_state import release_cached
 from verl.workers.host_copies import synchronize
+from verl.workers.memory_ledger import memory_ledger
 from verl.workers.rollout.base import RolloutEngine, RolloutRequest, SamplingSettings, run_to_completion
 from verl.workers.sharding_manager.weight_stream import plan_weights, stream_weights
 
@@ -206,25 +206,6 @@ class HybridEngine:
         """Before the engine takes `needed` bytes of device memory; nothing to do for one that never gave any back."""
         if self.engine.can_sleep and _free_bytes(self.device) < needed + _SPARE_BYTES:
             release_cached(self.device)
-
-
-def memory_ledger(device: torch.device, border: str) -> dict[str, float]:
-    """Memory at a border between phases, GiB: `perf/memory_gb/<border>/` allocated, reserved, used, free (CPU: rss).
-
-    `used` and `free` are the driver's view of the device, to which blocks that torch keeps cached are in use; torch
-    hands those back when it runs short. `allocated` and `reserved` are torch's, and count the engine's pool even while
-    it sleeps.
-    """
-    key = f"perf/memory_gb/{border}"
-    if device.type != "cuda":
-        return {f"{key}/rss": psutil.Process().memory_info().rss / 2**30}
-    free, total = torch.cuda.mem_get_info(device)
-    return {
-        f"{key}/allocated": torch.cuda.memory_allocated(device) / 2**30,
-        f"{key}/reserved": torch.cuda.memory_reserved(device) / 2**30,
-        f"{key}/used": (total - free) / 2**30,
-        f"{key}/free": free / 2**30,
-    }
 
 
 def _free_bytes(device: torch.device) -> int:
