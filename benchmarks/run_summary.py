@@ -61,8 +61,7 @@ def summary(steps: Steps) -> dict[str, str]:
     for key, value in steps[0].items():
         if key.startswith("startup/"):
             rows[f"start-up, {key.removeprefix('startup/')}, s"] = f"{value:.1f}"
-    memory = sorted({key for step in warm for key in step if key.startswith("perf/memory_gb/")})
-    for key in memory:
+    for key in dict.fromkeys(key for step in warm for key in step if key.startswith("perf/memory_gb/")):
         rows[f"GiB {key.removeprefix('perf/memory_gb/')}"] = f"{mean(warm, key):.1f}"
     for key in sorted({key for step in steps for key in step if key.startswith("val/") and "success" in key}):
         rows[key] = f"{mean(steps, key):.3f}"

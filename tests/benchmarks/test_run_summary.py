@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_summary import main
+from benchmarks.run_summary import main, summary
 
 
 def _run(folder: Path, *seconds: float | None, end: str = "") -> str:
@@ -33,3 +33,15 @@ def test_a_folder_without_metrics_is_an_error_and_equal_names_stay_two_columns(
     with caplog.at_level("INFO"), pytest.raises(SystemExit, match=f"no metrics.jsonl in {tmp_path}/none"):
         main([*runs, str(tmp_path / "none")])
     assert f"| | {runs[0]} | {runs[1]} |" in caplog.text
+
+
+def test_memory_is_in_the_order_of_the_step() -> None:
+    step = {"timing_s/step": 2.0, "perf/memory_gb/rollout/free": 8.0, "perf/memory_gb/old_log_prob/peak": 70.25}
+    rows = [(name, text) for name, text in summary([step]).items() if name.startswith("GiB")]
+    assert rows == [("GiB rollout/free", "8.0"), ("GiB old_log_prob/peak", "70.2")]
+
+
+def test_it_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as asked:
+        main(["--help"])
+    assert asked.value.code == 0 and "RUN_FOLDER" in capsys.readouterr().out
