@@ -54,8 +54,10 @@ def test_many_are_counted(folder: Path) -> None:
     changes = [f"data.{key}={number}" for number, key in enumerate(("max_prompt_length", "train_batch_size", "seed"), 3)]
     changes += [f"actor_rollout_ref.actor.{key}=0.125" for key in ("clip_ratio", "kl_loss_coef", "entropy_coeff")]
     changes += ["algorithm.gamma=0.5", "algorithm.lam=0.5"]
+    changes += ["actor_rollout_ref.actor.optim.lr=0.5", "critic.optim.weight_decay=0.5"]  # said here alone: never cut
     line = changed_values(_config(folder, *SAME, *changes))
     assert line is not None and line.count("(before: ") == 6 and " more. If" in line
+    assert "actor_rollout_ref.actor.optim.lr=0.5 (before: " in line and "critic.optim.weight_decay=0.5 " in line
 
 
 def test_nothing_is_said_of_the_same_run_made_longer(folder: Path) -> None:

@@ -130,6 +130,10 @@ def test_a_changed_optimiser_setting_holds_after_a_resume(
         "optim.betas: [0.9, 0.999] in the checkpoint, [0.8, 0.95] from now on; "
         "optim.weight_decay: 0.01 in the checkpoint, 0.1 from now on"
     ]
+    caplog.clear()
+    (tmp_path / "global_step_2" / "resolved_config.yaml").touch()  # which the driver compares
+    _Run(model_path, lr=3e-4).files.load_checkpoint(folder)
+    assert not _said(caplog)
     for step in (2, 3, 4):
         group = changed.optimizer.param_groups[0]
         assert group["lr"] == changed.scheduler.get_last_lr()[0] == 3e-4 * cosine_factor(step, 1, 8, 0.0, 0.5)

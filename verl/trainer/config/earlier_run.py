@@ -38,6 +38,7 @@ def changed_values(config: PPOTrainerConfig) -> str | None:
     changed = [key for key in kept if before[key] != now[key]]
     if not changed:
         return None
+    changed.sort(key=lambda key: ".optim." not in key)  # never among those that are only counted: no one else says them
     named = [f"{key}={_shown(now[key])} (before: {_shown(before[key])})" for key in changed[:_MOST]]
     more = f" and {len(changed) - _MOST} more" if len(changed) > _MOST else ""
     return (

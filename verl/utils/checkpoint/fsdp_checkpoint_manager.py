@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim.lr_scheduler import LambdaLR
 
 from verl.models.lora import LoraSettings, save_adapter
+from verl.trainer.config.earlier_run import RESOLVED_NAME
 from verl.utils.checkpoint.errors import explained_read, explained_write
 from verl.utils.checkpoint.hf_export import export_model, full_parameters, save_model_description
 from verl.utils.checkpoint.optimizer_settings import keep_settings, optimizer_settings
@@ -120,7 +121,8 @@ class FSDPCheckpointManager:
     ) -> int:
         """Load what ``save_checkpoint`` wrote, on any number of ranks; returns its global step (0 if not recorded).
 
-        Learning rate, betas and weight decay stay those of this run; a warning names those that were others.
+        Learning rate, betas and weight decay stay those of this run. A warning names those that were others, unless a
+        configuration lies beside the folder: what has changed since that one is the driver's to say.
 
         Raises:
             ValueError: the folder is missing, holds no checkpoint, or one that cannot be read.
@@ -145,7 +147,7 @@ class FSDPCheckpointManager:
             step = self._load_extra(folder)
         if self.optimizer is not None:
             changes = keep_settings(self.optimizer, self.lr_scheduler, configured, self.optim_section)
-            if changes and dist.get_rank() == 0:
+            if changes and dist.get_rank() == 0 and not (folder.parent / f"{RESOLVED_NAME}.yaml").is_file():
                 logger.warning(changes)
         dist.barrier()
         if del_local_after_load and dist.get_rank() == 0:
