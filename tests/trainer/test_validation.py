@@ -8,6 +8,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.validation import closing_line, success_by_task, validation_metrics
+from verl.utils.logger.metrics_file import MetricsFile
 from verl.utils.row_arrays import object_array
 
 EPISODES = [("a", "task1", 3, 1.0), ("b", "task2", 1, 0.0), ("c", "task1", 2, 0.0)]  # name, task, steps, success
@@ -57,14 +58,21 @@ def test_a_task_that_is_played_several_times_has_the_mean():
     assert success_by_task(rows(), [("task2", "text"), ("task3", "text")]) == {"task1": 0.5, "task2": 0.0, "task3": 0.0}
 
 
-def test_the_closing_line_says_what_a_run_brought() -> None:
-    before, after = {"val/success_rate": 0.336}, {"val/success_rate": 0.578}
-    line = closing_line(15, 15, before, after, "run")
-    assert line == (
-        "finished at step 15; val/success_rate was 0.336 at step 0 and is 0.578 now; every figure is in run/metrics.jsonl"
-    )
-    assert "val/success_rate is 0.578;" in closing_line(15, 5, {}, after, "run")  # resumed without a first validation
-    assert "success_rate" not in closing_line(15, 15, before, {}, "run")  # never validated afterwards
-    said = closing_line(15, 15, before, after, "run", "no checkpoint was kept (trainer.save_freq=-1)")
-    assert "is 0.578 now; no checkpoint was kept (trainer.save_freq=-1); every figure is in run/metrics.jsonl" in said
-    assert "nothing was left to do" in closing_line(15, 0, {}, {}, "run")
+def test_the_closing_line_says_what_a_run_brought(tmp_path) -> None:
+    run, after = str(tmp_path), {"val/success_rate": 0.578, "val/success_rate_stderr": 0.0438}
+    assert "val/success_rate is 0.578 ± 0.044;" in closing_line(15, 15, after, run)  # without a validation before it
+    figures = MetricsFile(run)
+    figures.log({"val/success_rate": 0.336, "val/success_rate_stderr": 0.0419}, 0)
+    for step in (5, 10, 15):  # also of a part that ended, from which the run was resumed at step 10
+        figures.log({"val/success_rate": 0.5}, step)
+    for trained in (5, 15):
+        assert closing_line(15, trained, after, run) == (
+            "finished at step 15; val/success_rate was 0.336 ± 0.042 at step 0 and is 0.578 ± 0.044 now; "
+            f"every figure is in {run}/metrics.jsonl"
+        )
+    assert "was 0.336 ± 0.042 at step 0 and is 1.000 now;" in closing_line(15, 5, {"val/success_rate": 1.0}, run)
+    assert "success_rate" not in closing_line(15, 15, {}, run)  # never validated afterwards
+    said = closing_line(15, 15, after, run, "no checkpoint was kept (trainer.save_freq=-1)")
+    assert f"now; no checkpoint was kept (trainer.save_freq=-1); every figure is in {run}/metrics.jsonl" in said
+    assert "nothing was left to do" in closing_line(15, 0, {}, run)
+    assert "val/success_rate is 0.578 ± 0.044;" in closing_line(15, 0, after, run)  # an evaluation

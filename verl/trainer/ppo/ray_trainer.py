@@ -197,7 +197,7 @@ class RayPPOTrainer(CheckpointedTrainer):
             first_val = last_val = self._validate()
             self.tracker.log(last_val, step=self.global_steps)
             if self.config.trainer.val_only:
-                logger.info(closing_line(self.global_steps, 0, {}, last_val, self.config.trainer.run_dir))
+                logger.info(closing_line(self.global_steps, 0, last_val, self.config.trainer.run_dir))
                 return last_val
         with TerminationGuard() as guard:
             for state_before, shell in self._batches():
@@ -234,7 +234,7 @@ class RayPPOTrainer(CheckpointedTrainer):
         trained = self.global_steps - first_step
         final = {} if trained and last_val is first_val else last_val  # the first one says nothing of what was trained
         kept = self._kept() if trained else ""
-        logger.info(closing_line(self.global_steps, trained, first_val, final, self.config.trainer.run_dir, kept))
+        logger.info(closing_line(self.global_steps, trained, final, self.config.trainer.run_dir, kept))
         return last_val
 
     def _batches(self) -> Iterator[tuple[TrainerState, DataProto]]:

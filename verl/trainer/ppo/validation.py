@@ -3,10 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from verl.protocol import DataProto
+from verl.utils.logger.metrics_file import FILE_NAME, read_lines
+
+SUCCESS = "val/success_rate"
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,21 @@ def choose_samples(samples: list[Sample], count: int) -> list[Sample]:
     return ordered[:count]
 
 
+def _first_validation(run_dir: str) -> Mapping[str, Any] | None:
+    """The first line of a run's metrics file that has a success rate."""
+    lines, _ = read_lines(Path(run_dir).expanduser() / FILE_NAME)
+    return next((line for line in lines if line.get(SUCCESS) is not None), None)
+
+
+def _with_error(metrics: Mapping[str, Any]) -> str:
+    """The success rate, with its standard error where there is one."""
+    error = metrics.get(f"{SUCCESS}_stderr")
+    return f"{metrics[SUCCESS]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
 def closing_line(
     step: int,
     trained: int,
-    before: Mapping[str, float],
     after: Mapping[str, float],
     run_dir: str,
     kept: str = "",
@@ -113,16 +129,16 @@ def closing_line(
     Args:
         step: the step it ends at.
         trained: steps that this process trained.
-        before, after: metrics of its first and its last validation; empty where it made none.
-        run_dir: the run folder.
+        after: metrics of this process's last validation; empty where it made none after the first step.
+        run_dir: the run folder, whose metrics file has the first validation of the run, by whichever process.
         kept: what the checkpoints have of it; nothing is said of them where it is empty.
     """
-    key = "val/success_rate"
     parts = [f"finished at step {step}"]
-    if key in before and key in after and trained:
-        parts.append(f"{key} was {before[key]:.3f} at step {step - trained} and is {after[key]:.3f} now")
-    elif key in after:
-        parts.append(f"{key} is {after[key]:.3f}")
+    first = _first_validation(run_dir) if trained else None
+    if SUCCESS in after and first is not None and first["step"] < step:
+        parts.append(f"{SUCCESS} was {_with_error(first)} at step {first['step']} and is {_with_error(after)} now")
+    elif SUCCESS in after:
+        parts.append(f"{SUCCESS} is {_with_error(after)}")
     elif not trained:
         parts.append("nothing was left to do (trainer.total_epochs sets the number of steps)")
     if kept:
