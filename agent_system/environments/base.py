@@ -8,7 +8,8 @@ references of replies that are on their way and asks the manager what a reply me
 kind also has the lock-step form, derived from the event-driven one.
 
 Errors: an environment that fails, in a step or as a process, is data. Its observation has ``infra_failed`` set and the
-rollout loop decides whether the episode starts again. Only a mistake of the caller raises.
+rollout loop decides whether the episode starts again. Only a mistake of the caller raises, or one against this
+contract (``contract.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+
+from agent_system.environments import contract
+from verl.trainer.config.failure import noted
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +139,6 @@ class EnvironmentManagerBase:
         success: dict[str, list[float]] = defaultdict(list)
         for index in range(len(total_batch_list)):
             self._process_batch(index, total_batch_list, total_infos, success)
-        assert len(success["success_rate"]) == len(total_batch_list), "every episode needs one success figure"
         return {name: np.array(values) for name, values in success.items()}
 
     def _process_batch(
@@ -144,7 +147,7 @@ class EnvironmentManagerBase:
         """Adds the figures of episode ``batch_idx`` to ``success``."""
         last = self._last_active(batch_idx, total_batch_list)
         if last is not None:
-            success["success_rate"].append(float(total_infos[batch_idx][last]["won"]))
+            success["success_rate"].append(contract.won(self, total_infos[batch_idx], last))
 
     @staticmethod
     def _last_active(batch_idx: int, total_batch_list: Any) -> int | None:
@@ -226,6 +229,9 @@ class EpisodeEnvironmentManager(EnvironmentManagerBase, EventEnvironments):
         self, groups: Sequence[int], kwargs: Sequence[Any] | None = None, attempt: int = 0, block: int = 0
     ) -> list[ray.ObjectRef]:
         slots = self._start(groups, kwargs, attempt, block)
+        size = self.group_size
+        wanted = [slot for group in groups for slot in range(group * size, (group + 1) * size)]
+        contract.check_slots(f"{type(self).__name__}._start", slots, wanted)
         return self.envs.submit_resets(slots)
 
     @abstractmethod
@@ -243,7 +249,16 @@ class EpisodeEnvironmentManager(EnvironmentManagerBase, EventEnvironments):
         return [(slot, self._read(slot, raw)) for slot, raw in self.envs.expire(ref, reason)]
 
     def _read(self, slot: int, raw: Mapping[str, Any]) -> Observation:
-        return Observation.failed(raw["error"], raw["blameless"]) if "error" in raw else self.absorb(slot, raw)
+        if "error" in raw:
+            return Observation.failed(raw["error"], raw.get("blameless", False))
+        call = f"{type(self).__name__}.absorb"
+        with noted(f"in {call}, of a reply with {sorted(map(str, raw))}"):
+            observation = self.absorb(slot, raw)
+        if not isinstance(observation, Observation):
+            raise ValueError(f"{call} returned {type(observation).__name__}, it has to return an Observation")
+        if not observation.infra_failed:
+            contract.check_observation(call, slot, observation)
+        return observation
 
     def reset(self, kwargs: Any = None) -> tuple[ObservationBatch, Infos]:
         refs = self.begin(range(self.num_episodes // self.group_size), kwargs)

@@ -13,7 +13,12 @@ from agent_system.environments.base import EnvironmentManagerBase, EpisodeEnviro
 from agent_system.environments.env_package.webshop.envs import WebshopVectorEnv, build_webshop_envs, make_pool
 from agent_system.environments.env_package.webshop.projection import is_admissible, webshop_projection
 from agent_system.environments.prompts.webshop import WebshopDialogue
-from agent_system.environments.registry import find_environment, register_environment
+from agent_system.environments.registry import (
+    checked_managers,
+    find_environment,
+    register_environment,
+    registered_name,
+)
 from verl.trainer.config.group_size import train_group_size, val_group_size
 
 logger = logging.getLogger(__name__)
@@ -148,9 +153,13 @@ def make_envs(config: Any) -> Managers:
     """``(training manager, validation manager)`` of the environment that ``env.env_name`` names.
 
     Raises:
-        ValueError: no such environment, or sizes that make none.
+        ValueError: no such environment, sizes that make none, or a factory that returns something else than the two.
     """
     train_group_size(config), val_group_size(config)
     if config.data.val_batch_size is None:
         raise ValueError("data.val_batch_size is the number of validation environments and has to be set, e.g. to 128")
-    return find_environment(config.env.env_name)(config)
+    env_name = config.env.env_name
+    name = registered_name(env_name)
+    if name != env_name.lower():
+        logger.warning("env.env_name=%s is read as %s", env_name, name)
+    return checked_managers(env_name, find_environment(name)(config))

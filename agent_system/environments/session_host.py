@@ -139,7 +139,10 @@ class SessionHost:
         self._marker.write(name)
         try:
             with _time_limit(limit):
-                return function(name, *args)
+                reply = function(name, *args)
+            if not isinstance(reply, Mapping):
+                raise TypeError(f"a session's reset and step have to return a dict, not {type(reply).__name__}")
+            return reply
         except Exception as error:  # any error of environment code is this session's own
             self._sessions.pop(name, None)
             return {"error": f"{type(error).__name__}: {error}", "blameless": False}

@@ -20,6 +20,7 @@ import ray
 from tqdm import tqdm
 
 from agent_system.environments.base import EventEnvironments, Observation
+from agent_system.environments.contract import references
 from agent_system.multi_turn_rollout.episode import Episode, Turn, request_seed
 from agent_system.multi_turn_rollout.groups import Group, GroupChoice
 from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
@@ -151,8 +152,10 @@ class EpisodeLoop:
             found += self._envs.expire(ref, f"no reply from the environment within {limit:g} s")
         return found
 
-    def _expect(self, refs: Sequence[ray.ObjectRef]) -> None:
+    def _expect(self, refs: Sequence[ray.ObjectRef], method: str) -> None:
+        """Waits for the references that ``method`` of the environments returned."""
         now = time.perf_counter()
+        refs = references(f"{type(self._envs).__name__}.{method}", refs)
         self._env_replies.update((ref, now) for ref in refs)
 
     # ------------------------------------------------------------------ an episode's way
@@ -160,7 +163,7 @@ class EpisodeLoop:
     def _start_groups(self, places: Sequence[int], numbers: Sequence[int], attempt: int) -> None:
         """Starts the groups ``numbers`` in the slots of the environment's groups ``places``."""
         size, plan = self._envs.group_size, self._plan
-        self._expect(self._envs.begin(places, plan.env_kwargs, attempt, plan.block))
+        self._expect(self._envs.begin(places, plan.env_kwargs, attempt, plan.block), "begin")
         for place, number in zip(places, numbers, strict=True):
             uid = f"{plan.name}-group{number}"
             self._members[number] = []
@@ -177,7 +180,8 @@ class EpisodeLoop:
         for slot, observation in observations:
             episode = self._active[slot]
             if observation.infra_failed:
-                self._retry_or_give_up(episode, observation.info["error"], observation.info["blameless"])
+                info = observation.info
+                self._retry_or_give_up(episode, info.get("error", "no reason given"), info.get("blameless", False))
                 continue
             self._complete_turn(episode, observation)
             if observation.done and not episode.turns:
@@ -234,7 +238,7 @@ class EpisodeLoop:
             turn.response_ids, turn.log_probs = result.response_ids, result.log_probs
             turn.finish_reason = result.finish_reason
             actions.append((episode.slot, text))
-        self._expect(self._envs.submit_steps(actions))
+        self._expect(self._envs.submit_steps(actions), "submit_steps")
 
     def _retry_or_give_up(self, episode: Episode, reason: str, blameless: bool) -> None:
         """One more try for an episode whose environment failed; more where another episode was the cause."""
@@ -251,7 +255,7 @@ class EpisodeLoop:
         episode.retries += not blameless
         episode.turns.clear()
         self.counts.infra_retried += 1
-        self._expect(self._envs.restart(episode.slot))
+        self._expect(self._envs.restart(episode.slot), "restart")
 
     # ------------------------------------------------------------------ the end of episodes and groups
 
@@ -260,7 +264,7 @@ class EpisodeLoop:
         members = self._members[episode.group]
         members.append(episode)
         self.counts.episodes += 1
-        self._expect(self._envs.finish(episode.slot))
+        self._expect(self._envs.finish(episode.slot), "finish")
         if len(members) == self._envs.group_size:
             self._close_group(episode.group, episode.slot // self._envs.group_size)
         self._bar.update()

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import ray
 
+from agent_system.environments import contract
 from agent_system.environments.base import EnvironmentManagerBase, EventEnvironments, Observation
+from verl.trainer.config.failure import noted
 
 
 class LockStepAdapter(EventEnvironments):
@@ -70,9 +71,6 @@ class LockStepAdapter(EventEnvironments):
     def restart(self, slot: int) -> list[ray.ObjectRef]:
         raise AssertionError("a lock-step manager does not report failed environments")
 
-    def success_evaluator(self, **kwargs: Any) -> dict[str, np.ndarray]:
-        return self.manager.success_evaluator(**kwargs)
-
     def task_id(self, slot: int) -> str:
         """The task's number over all validation blocks: lock-step managers name no tasks."""
         return str((self._block * self._capacity + slot) // self.group_size)
@@ -90,42 +88,49 @@ class LockStepAdapter(EventEnvironments):
         return [*kwargs, *(kwargs[-1] for _ in range(self._capacity - len(kwargs)))]
 
     def _reset(self) -> list[tuple[int, Observation]]:
-        obs, infos = self.manager.reset(kwargs=self._kwargs)
-        texts = obs["text"]
-        if texts is None or len(texts) < self.num_episodes:
+        call = f"{type(self.manager).__name__}.reset"
+        with noted(f"in {call}"):
+            reply = self.manager.reset(kwargs=self._kwargs)
+        obs, infos = contract.parts_of(call, reply, "observations", "infos")
+        count = len(contract.texts_of(call, obs))
+        if count < self.num_episodes:
             raise ValueError(
-                f"the environment gives {0 if texts is None else len(texts)} text observations for "
-                f"{self.num_episodes} episodes: data.train_batch_size × env.rollout.n (validation: "
-                "data.val_batch_size) must be the number of its episodes"
+                f"{call} gives {count} text observations for {self.num_episodes} episodes: data.train_batch_size × "
+                "env.rollout.n (validation: data.val_batch_size) must be the number of its episodes"
             )
-        self._capacity = len(texts)
+        self._capacity = count
         self._running, self._waiting = self._waiting, set()
-        anchors = _anchors(obs)
-        return [
-            (slot, Observation(texts[slot], anchors[slot], info=dict(infos[slot]))) for slot in sorted(self._running)
-        ]
+        return self._observations(call, obs, infos)
 
     def _step(self) -> list[tuple[int, Observation]]:
         texts = [self._outputs.get(slot, "") for slot in range(self._capacity)]
         self._outputs = {}
-        obs, rewards, dones, infos = self.manager.step(texts)
-        rewards, dones = np.reshape(rewards, -1), np.reshape(dones, -1)  # some managers give (episodes, 1)
-        anchors = _anchors(obs)
-        return [
-            (
-                slot,
-                Observation(
-                    obs["text"][slot], anchors[slot], float(rewards[slot]), bool(dones[slot]), dict(infos[slot])
-                ),
-            )
-            for slot in sorted(self._running)
-        ]
+        call = f"{type(self.manager).__name__}.step"
+        with noted(f"in {call}"):
+            reply = self.manager.step(texts)
+        obs, rewards, dones, infos = contract.parts_of(call, reply, "observations", "rewards", "dones", "infos")
+        return self._observations(call, obs, infos, contract.flat(rewards), contract.flat(dones))
+
+    def _observations(
+        self, call: str, obs: Any, infos: Any, rewards: Any = None, dones: Any = None
+    ) -> list[tuple[int, Observation]]:
+        """What the running episodes show; after a reset there are neither rewards nor dones."""
+        count = self._capacity
+        texts = contract.one_each(call, 'observations["text"]', contract.texts_of(call, obs), count)
+        anchors = texts if obs.get("anchor") is None else obs["anchor"]
+        contract.one_each(call, 'observations["anchor"]', anchors, count)
+        contract.one_each(call, "infos", infos, count)
+        rewards = [0.0] * count if rewards is None else contract.one_each(call, "rewards", rewards, count)
+        dones = [False] * count if dones is None else contract.one_each(call, "dones", dones, count)
+        found = []
+        for slot in sorted(self._running):
+            seen = Observation(texts[slot], anchors[slot], rewards[slot], dones[slot], infos[slot])
+            contract.check_observation(call, slot, seen)
+            seen.info = dict(seen.info)  # managers may go on with the same dict
+            found.append((slot, seen))
+        return found
 
 
 def as_event_environments(envs: Any, num_episodes: int, group_size: int, capacity: int) -> EventEnvironments:
     """``envs`` itself if it is event-driven, else an adapter around it (arguments as there)."""
     return envs if isinstance(envs, EventEnvironments) else LockStepAdapter(envs, num_episodes, group_size, capacity)
-
-
-def _anchors(obs: dict[str, Any]) -> Sequence[Any]:
-    return obs["text"] if obs.get("anchor") is None else obs["anchor"]

@@ -10,12 +10,13 @@ import numpy as np
 from ray.exceptions import RayError
 
 from agent_system.environments.base import EventEnvironments
+from agent_system.environments.contract import checked_success
 from agent_system.multi_turn_rollout import reference_form
 from agent_system.multi_turn_rollout.episode import Episode
 from agent_system.multi_turn_rollout.episode_loop import EpisodeLoop, RolloutPlan
 from agent_system.multi_turn_rollout.generation import GenerationClient, as_generation_client
 from agent_system.multi_turn_rollout.groups import Group, carried_on
-from agent_system.multi_turn_rollout.lock_step import as_event_environments
+from agent_system.multi_turn_rollout.lock_step import LockStepAdapter, as_event_environments
 from agent_system.multi_turn_rollout.prompt_encoder import PromptEncoder
 from agent_system.multi_turn_rollout.rows import build_rows
 from agent_system.multi_turn_rollout.scheduler import ReplicaScheduler
@@ -272,12 +273,14 @@ class TrajectoryCollector:
 
 def _success(envs: EventEnvironments, episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
     """What the environment's manager counts as success, for each of ``episodes``."""
-    return envs.success_evaluator(
+    manager = envs.manager if isinstance(envs, LockStepAdapter) else envs
+    figures = manager.success_evaluator(
         total_infos=[[turn.info for turn in episode.turns] for episode in episodes],
         total_batch_list=[[{"active_masks": True} for _ in episode.turns] for episode in episodes],
         episode_rewards=np.array([episode.reward for episode in episodes], dtype=np.float32),
         episode_lengths=np.array([len(episode.turns) for episode in episodes], dtype=np.float32),
     )
+    return checked_success(manager, figures, len(episodes))
 
 
 def _validation_label(block: int, blocks: int) -> str:

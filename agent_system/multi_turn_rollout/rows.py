@@ -56,6 +56,8 @@ def build_rows(
     if turns[0].prompt_text is not None:
         columns["prompt_text"] = object_array(turn.prompt_text for turn in turns)
     for name, values in success.items():
+        if name in columns:
+            raise ValueError(f"success_evaluator gave a figure the name {name!r}, which a column has; use another name")
         each = values if len(values) == len(episodes) else np.full(len(episodes), np.mean(values))
         columns[name] = _figures(each, owner)
     return DataProto.from_dict(tensors=_tensors(turns, pad_token_id), non_tensors=columns, meta_info=meta_info)

@@ -144,6 +144,8 @@ RULES = [
     (["trainer.val_only=true", "trainer.val_before_train=false"], "use trainer.val_before_train=true"),
     (["env.env_name=alfworld/AlfredTWEnv"],
      "env.env_name=alfworld/AlfredTWEnv is not a known environment; there are webshop, such as env.env_name=Webshop"),
+    (["env.env_name=Webshp"], "did you mean webshop? There are webshop"),
+    (["env.env_name=notwebshopatall"], "env.env_name=notwebshopatall is not a known environment"),
     (["env.env_name=chess"], "goes into actor_rollout_ref.model.external_lib"),
     ([f"{ROLLOUT}.val_kwargs.do_sample=true"], "use 0.4"),
     ([f"{ROLLOUT}.top_p=0"], "has to lie in (0, 1]"),

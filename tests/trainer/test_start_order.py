@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from agent_system.environments import registry as environments
 from tests.workers.tiny import save_tiny_model
 from verl.trainer.config import default_config
 from verl.trainer.config.failure import failure_report
 from verl.trainer.main_ppo import TaskRunner, create_rl_dataset
 from verl.trainer.ppo import ray_trainer, resources
+from verl.trainer.ppo.advantage import registry as advantages
+from verl.trainer.ppo.policy_loss import registry as losses
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import Role
 from verl.trainer.ppo.timing import StartupLedger
@@ -109,6 +112,35 @@ def test_ranks_that_start_are_ended_if_the_driver_cannot_go_on(
     with pytest.raises(ValueError, match="external_lib=.*losses.py fails with ModuleNotFoundError"):
         TaskRunner().run(config)
     assert events == ["ask for ranks, critic False", "shutdown {'grace_seconds': 0}"]
+
+
+OWN_NAMES = """
+from agent_system.environments.registry import register_environment
+from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+
+register_environment("crop_field")(lambda config: None)
+register_adv_est("above_value")(lambda inputs: None)
+register_policy_loss("halved")(lambda *args: None)
+"""
+
+
+def test_a_misspelt_name_of_the_users_own_ends_the_start_with_the_one_that_was_meant(
+    events: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    for registry, names in ((environments, "_MAKERS"), (advantages, "_ESTIMATORS"), (losses, "_POLICY_LOSSES")):
+        monkeypatch.setattr(registry, names, dict(getattr(registry, names)))
+    library = tmp_path / "own_names.py"
+    library.write_text(OWN_NAMES)
+    for key, given, meant in (
+        ("env.env_name", "crop_feild", "crop_field"),
+        ("algorithm.adv_estimator", "abov_value", "above_value"),
+        ("actor.policy_loss.loss_mode", "halfed", "halved"),
+    ):
+        whole = key.replace("actor.", "actor_rollout_ref.actor.")
+        config = default_config("preset=embedded", f"{EXTERNAL}={library}", f"{whole}={given}")
+        with pytest.raises(ValueError, match=f"{key}='?{given}'? is not .*did you mean {meant}\\?"):
+            TaskRunner().run(config)
+        assert events[-1] == "shutdown {'grace_seconds': 0}"
 
 
 def test_a_model_folder_without_a_tokenizer_is_reported_with_its_key(events: list[str], tmp_path: Any) -> None:

@@ -163,6 +163,7 @@ class TaskRunner:
         """Import, look up and load what the driver needs; ``resources`` are arguments of the trainer as they are."""
         with undisturbed(), made_to_stay():
             from agent_system.environments.env_manager import make_envs
+            from agent_system.environments.registry import registered_name
             from agent_system.multi_turn_rollout import TrajectoryCollector
             from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
             from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -181,7 +182,8 @@ class TaskRunner:
 
         model = config.actor_rollout_ref.model
         import_external_lib(model.external_lib)
-        get_adv_estimator_fn(config.algorithm.adv_estimator)  # names that nobody registered end the run here
+        registered_name(config.env.env_name)  # names that nobody registered end the run here
+        get_adv_estimator_fn(config.algorithm.adv_estimator)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         local_path = copy_to_local(model.path, use_shm=model.use_shm, key="actor_rollout_ref.model.path")
         tokenizer = hf_tokenizer(local_path, trust_remote_code=model.trust_remote_code)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator
 
 from verl.trainer.config import machine
 from verl.trainer.config.errors import ConfigError, nearest, several
-from verl.trainer.config.names import ADV_ESTIMATORS, ENVIRONMENTS, POLICY_LOSSES, TRACKERS
+from verl.trainer.config.names import (
+    ADV_ESTIMATORS,
+    ENVIRONMENTS,
+    POLICY_LOSSES,
+    TRACKERS,
+    environment_meant,
+    unknown_environment,
+)
 from verl.trainer.config.schema import PPOTrainerConfig
 from verl.trainer.config.validate_files import (
     check_code,
@@ -118,12 +125,10 @@ def check_names(config: PPOTrainerConfig) -> Iterator[str]:
                 + f"{', '.join(known)}; a module that registers one of your own goes into "
                 "actor_rollout_ref.model.external_lib"
             )
-    # the registry's rule: a name means an environment that is part of it, in any case
-    if not own and not any(name in config.env.env_name.lower() for name in ENVIRONMENTS):
+    if not own and environment_meant(config.env.env_name, ENVIRONMENTS) is None:
         yield (
-            f"env.env_name={config.env.env_name} is not a known environment; there are {', '.join(ENVIRONMENTS)}, such "
-            "as env.env_name=Webshop; a module that registers one of your own goes into "
-            "actor_rollout_ref.model.external_lib"
+            f"{unknown_environment(config.env.env_name, ENVIRONMENTS)}, such as env.env_name=Webshop; a module that "
+            "registers one of your own goes into actor_rollout_ref.model.external_lib"
         )
     loggers = config.trainer.logger
     for name in [loggers] if isinstance(loggers, str) else loggers:

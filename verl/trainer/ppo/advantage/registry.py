@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from verl.trainer.config.errors import nearest
+
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
@@ -131,8 +133,11 @@ def get_adv_estimator_fn(name: str | AdvantageEstimator) -> AdvantageFn:
     """
     key = name.value if isinstance(name, AdvantageEstimator) else name
     if key not in _ESTIMATORS:
+        meant = nearest(key, _ESTIMATORS)
         raise ValueError(
-            f"algorithm.adv_estimator={key!r} is not known; choose one of {', '.join(sorted(_ESTIMATORS))}, "
+            f"algorithm.adv_estimator={key!r} is not known; "
+            + (f"did you mean {meant}? Else " if meant else "")
+            + f"choose one of {', '.join(sorted(_ESTIMATORS))}, "
             "or register your own and name its file in actor_rollout_ref.model.external_lib"
         )
     return _ESTIMATORS[key]

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from verl.trainer.config.errors import nearest
 from verl.trainer.ppo.aggregation import PolicyLossOutput
 
 
@@ -71,8 +72,11 @@ def get_policy_loss_fn(name: str) -> PolicyLossFn:
         ValueError: no such loss; lists those there are.
     """
     if name not in _POLICY_LOSSES:
+        meant = nearest(name, _POLICY_LOSSES)
         raise ValueError(
-            f"actor.policy_loss.loss_mode={name!r} is not known; choose one of {', '.join(sorted(_POLICY_LOSSES))}, "
+            f"actor.policy_loss.loss_mode={name!r} is not known; "
+            + (f"did you mean {meant}? Else " if meant else "")
+            + f"choose one of {', '.join(sorted(_POLICY_LOSSES))}, "
             "or register your own and name its file in actor_rollout_ref.model.external_lib"
         )
     return _POLICY_LOSSES[name]
