@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from verl.trainer.config.errors import ConfigError, several
+from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.names import TRACKERS, folder_name_problem
 from verl.trainer.config.schema.node import ConfigNode
 from verl.trainer.config.validate_files import check_model_path, local_folder
@@ -114,7 +114,7 @@ class SFTConfig(ConfigNode):
 def check(config: SFTConfig) -> None:
     """Raises ConfigError, one line for each setting that cannot work."""
     if problems := [*_check_values(config), *_check_files(config)]:
-        raise ConfigError(several(problems))
+        raise ConfigError(*problems)
 
 
 def _check_values(config: SFTConfig) -> Iterator[str]:

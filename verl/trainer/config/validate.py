@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from verl.trainer.config import machine
-from verl.trainer.config.errors import ConfigError, nearest, several
+from verl.trainer.config.errors import ConfigError, nearest
 from verl.trainer.config.names import (
     ADV_ESTIMATORS,
     ENVIRONMENTS,
@@ -55,7 +55,7 @@ def validate(config: PPOTrainerConfig) -> None:
     """
     problems = [message for rule in RULES for message in rule(config)]
     if problems:
-        raise ConfigError(several(problems))
+        raise ConfigError(*problems)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
