@@ -20,6 +20,7 @@ from verl.utils.checkpoint.hf_export import full_parameters
 from verl.utils.fsdp_utils import ShardingOptions, create_device_mesh, ensure_process_group
 from verl.workers.actor import DataParallelPPOActor
 from verl.workers.device_state import OffloadedState, growing_segments
+from verl.workers.memory_ledger import memory_ledger, memory_metrics
 from verl.workers.rows import RaggedRows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -222,3 +223,13 @@ def test_training_takes_memory_in_segments_that_grow(monkeypatch: pytest.MonkeyP
     for address, expandable in ((addresses.pop(), True), (outside.data_ptr(), False)):
         found = [s for s in segments if s["address"] <= address < s["address"] + s["total_size"]]
         assert [s["is_expandable"] for s in found] == [expandable]
+
+
+def test_a_border_reads_the_peak_since_the_one_before_and_the_run_keeps_the_largest() -> None:
+    memory_ledger(DEVICE, "start")
+    torch.empty(2**30, dtype=torch.uint8, device=DEVICE)  # forgotten at once
+    phase = memory_ledger(DEVICE, "phase")
+    assert phase["perf/memory_gb/phase/peak"] - phase["perf/memory_gb/phase/allocated"] == pytest.approx(1, abs=0.01)
+    idle = memory_ledger(DEVICE, "idle")
+    assert idle["perf/memory_gb/idle/peak"] == idle["perf/memory_gb/idle/allocated"]
+    assert memory_metrics(DEVICE)["perf/max_memory_allocated_gb"] >= phase["perf/memory_gb/phase/peak"]
