@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
+import ray.cloudpickle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from verl.utils.lost_actors import constructor_failed, full_ray_disk, last_exception_in, loss_cause, plain_text
@@ -171,6 +172,9 @@ class SessionPool:
 
     The hosts take no logical CPU from Ray: a share of a core per episode is a rule for how many there are, and
     must not keep the training ranks from being placed.
+
+    Raises:
+        ValueError: ``builder`` cannot be sent to another process.
     """
 
     def __init__(
@@ -183,6 +187,7 @@ class SessionPool:
         step_limit_s: float = 120,
         start_limit_s: float = 1200,
     ) -> None:
+        _check_sendable(builder)
         self._arguments = (builder, reset_limit_s, step_limit_s)
         self._start_limit_s = start_limit_s
         self._actor_class = ray.remote(num_cpus=0, num_gpus=num_gpus, max_restarts=0, scheduling_strategy="SPREAD")(
@@ -310,6 +315,17 @@ class SessionPool:
     def _new_host(self) -> _Host:
         name = str(next(self._host_names))
         return _Host(name, self._actor_class.remote(*self._arguments, self._folder / name))
+
+
+def _check_sendable(builder: HostBuilder) -> None:
+    try:
+        ray.cloudpickle.dumps(builder)
+    except Exception as error:  # pickling runs the objects' own code
+        raise ValueError(
+            f"{getattr(builder, '__qualname__', builder)} cannot be sent to the environment processes: "
+            f"{type(error).__name__}: {error}; if it is in a file, give actor_rollout_ref.model.external_lib an "
+            "importable module instead and set PYTHONPATH"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 `actor_rollout_ref.model.external_lib` names a Python file or an importable module, or a list of them. The driver
 imports it before it looks up the estimator, each rank before it builds the model and looks up the loss.
+
+Other processes, such as those of environments, cannot import a file by its module's name. What a file defines is
+therefore sent to them by value: with the globals that it uses, as they are then.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+
+from ray import cloudpickle
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +65,7 @@ def _import_one(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise ValueError(f"external_lib={name} fails with {what_failed(error)}") from error
+    cloudpickle.register_pickle_by_value(module)
     logger.info("imported %s", path)
     return module
 
