@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that takes two GPUs to see, in one go: the stock recipe with one tensor-parallel engine and with an engine a
-# GPU (validation and checkpoint included), the update on two ranks, rollouts both ways, and the GPU tests.
+# GPU (validation and checkpoint included), the update on two ranks beside plain FSDP2, rollouts both ways, and the GPU
+# tests.
 #
 #   bash benchmarks/two_gpu.sh
 #   MODEL=/models/Qwen2.5-1.5B-Instruct OUT=/tmp/two_gpu bash benchmarks/two_gpu.sh
@@ -120,7 +121,7 @@ else
     sizes=("actor_rollout_ref.model.path='$MODEL'")
     # a rank's part of the recipe, with the memory that the engine leaves it
     update=(
-        --arms fit-compiled --rows 96 --mini-rows 32 --prompt-tokens 450 900 --response-tokens 5 40 --steps 4
+        --arms plain fit-compiled --rows 96 --mini-rows 32 --prompt-tokens 450 900 --response-tokens 5 40 --steps 4
         --reshard-after-forward --keep-gathered --occupied-gib 80 --micro-tokens 16384
     )
     rollout=()

@@ -1,4 +1,4 @@
-"""The script of two GPUs refuses what it cannot use before it starts anything, and names it."""
+"""The script of two GPUs: what it refuses before it starts anything, how it ends, what it compares."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from benchmarks.update_phase import parse_arguments
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/two_gpu.sh"
 
@@ -60,6 +62,24 @@ def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Sign
         _wait_for(lambda: not Path(f"/proc/{stages[0]}").exists())
     finally:
         script.kill()
+
+
+@pytest.mark.parametrize("tiny", ["", "yes"])
+def test_the_update_is_measured_beside_plain_fsdp2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python3").write_text(f'#!/bin/sh\n[ "$1" = -m ] && printf "%s\\n" "$@" >{tmp_path}/asked\nexit 0\n')
+    (tools / "python3").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools), "TINY": tiny}
+    environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update"}
+    subprocess.run(["bash", str(SCRIPT)], env=environment, check=True, capture_output=True, timeout=60)
+    launcher, arguments = (tmp_path / "asked").read_text().split("benchmarks.update_phase\n")
+    assert "--nproc-per-node\n2\n" in launcher
+    monkeypatch.setattr("sys.argv", ["update_phase", *arguments.splitlines()])
+    arms = parse_arguments().arms
+    assert "plain" in arms and any(arm.startswith("fit") for arm in arms)
 
 
 def _wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
