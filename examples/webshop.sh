@@ -18,7 +18,7 @@ ranks=$((gpus < 2 ? gpus : 2))
 data_dir=$HOME/data/verl-agent
 
 # train [vllm|hf] OVERRIDE...: writes the parquet files, in a folder for each number of tasks, and becomes the training
-# process. Where it only informs (explain=true, --cfg job, --help), nothing is written.
+# process. Where it only informs (explain=true, --cfg job, --help), or the configuration is refused, nothing is written.
 train() {
     local engine=${ENGINE:-vllm}
     if [[ "${1:-}" == vllm || "${1:-}" == hf ]]; then
@@ -63,11 +63,19 @@ train() {
         fi
     done
     local folder=$data_dir/tasks_${train_tasks}_$val_tasks
+    overrides+=("data.train_files='$folder/text/train.parquet'" "data.val_files='$folder/text/test.parquet'" "$@")
     if [[ -z "$informs" && "$explains" != true ]]; then
+        if [[ ! -f $folder/text/train.parquet || ! -f $folder/text/test.parquet ]]; then    # else nothing is written
+            local refusal
+            refusal=$("$python" -m verl.trainer.main_ppo "${overrides[@]}" explain=true 2>&1 >/dev/null) || {
+                local code=$?
+                echo "$refusal" >&2
+                exit "$code"
+            }
+        fi
         "$python" -m examples.data_preprocess.prepare --mode text --local_dir "$folder" \
             --train_data_size "$train_tasks" --val_data_size "$val_tasks"
     fi
-    overrides+=("data.train_files='$folder/text/train.parquet'" "data.val_files='$folder/text/test.parquet'" "$@")
 
     exec "$python" -m verl.trainer.main_ppo "${overrides[@]}"
 }

@@ -47,8 +47,10 @@ STOCK = {
 }
 
 
-def run_script(tmp_path: Path, *arguments: str, gpus: int = 0, **environment: str) -> subprocess.CompletedProcess:
-    """The script with ``explain=true``, on a machine that seems to have ``gpus`` GPUs."""
+def run_script(
+    tmp_path: Path, *arguments: str, gpus: int = 0, explain: bool = True, **environment: str
+) -> subprocess.CompletedProcess:
+    """The script with ``explain=true``, unless told otherwise, on a machine that seems to have ``gpus`` GPUs."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
     listing = "\n".join(f"echo 'GPU {index}: Some GPU (UUID: x)'" for index in range(gpus))
@@ -62,8 +64,8 @@ def run_script(tmp_path: Path, *arguments: str, gpus: int = 0, **environment: st
     chosen = [] if gpus else [f"actor_rollout_ref.model.path={model}"]
     inherited = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "ENGINE")}
     return subprocess.run(
-        ["bash", str(ROOT / SCRIPT), *arguments, *chosen, "explain=true"], capture_output=True, text=True, timeout=120,
-        check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        ["bash", str(ROOT / SCRIPT), *arguments, *chosen, *(["explain=true"] if explain else [])],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
         env={**inherited, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
              "VIRTUAL_ENV": sys.prefix, **environment},
     )
@@ -148,6 +150,13 @@ def test_all_arguments_are_passed_on(tmp_path: Path) -> None:
     assert "training steps                               2" in done.stdout
     refused = run_script(tmp_path, "trainer.total_epoch=2")
     assert refused.returncode == 2 and "did you mean trainer.total_epochs?" in refused.stderr
+
+
+@pytest.mark.parametrize("wrong", ["trainer.total_epoch=2", "env.rollout.n=0"])
+def test_what_is_refused_is_refused_before_anything_is_written(tmp_path: Path, wrong: str) -> None:
+    done = run_script(tmp_path, wrong, explain=False)
+    assert done.returncode == 2 and done.stderr.startswith("Configuration error: ") and wrong[:-2] in done.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_home_folder_with_a_space_and_a_size_that_is_too_large(tmp_path: Path) -> None:
