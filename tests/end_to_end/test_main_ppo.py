@@ -43,6 +43,8 @@ def test_four_steps_equal_two_steps_and_two_more_after_a_resume(tmp_path):
     phases = [key for key in step if key.startswith("timing_s/") and key != "timing_s/step"]
     assert sum(step[key] for key in phases) == pytest.approx(step["timing_s/step"], rel=1e-6)
     assert step["training/rollout_log_probs_diff_mean"] < 1e-4  # float32: engine and trainer are one model
+    borders = "before_rollout rollout after_rollout old_log_prob ref update_actor".split()
+    assert [key for key in step if key.startswith("perf/memory_gb/")] == [f"perf/memory_gb/{b}/rss" for b in borders]
 
 
 @pytest.mark.slow
