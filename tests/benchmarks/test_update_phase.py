@@ -115,6 +115,7 @@ def test_the_small_shape_is_the_size_of_its_name() -> None:
     assert total == 134_515_008
 
 
+@pytest.mark.recipes  # every arm of the benchmark, compiled ones too
 def test_each_way_runs_once_for_each_token_budget(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "benchmarks.update_phase", "--shape", "tiny", "--device", "cpu", "--arms", "plain", "fit",

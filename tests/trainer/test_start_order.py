@@ -119,7 +119,7 @@ from agent_system.environments.registry import register_environment
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
 register_environment("crop_field")(lambda config: None)
-register_adv_est("above_value")(lambda inputs: None)
+register_adv_est("above_mean")(lambda inputs: None)
 register_policy_loss("halved")(lambda *args: None)
 """
 
@@ -133,7 +133,7 @@ def test_a_misspelt_name_of_the_users_own_ends_the_start_with_the_one_that_was_m
     library.write_text(OWN_NAMES)
     for key, given, meant in (
         ("env.env_name", "crop_feild", "crop_field"),
-        ("algorithm.adv_estimator", "abov_value", "above_value"),
+        ("algorithm.adv_estimator", "abov_mean", "above_mean"),
         ("actor.policy_loss.loss_mode", "halfed", "halved"),
     ):
         whole = key.replace("actor.", "actor_rollout_ref.actor.")
