@@ -160,8 +160,8 @@ def _cache_uses(path: str, folder: str) -> tuple[dict[str, int], dict[str, torch
     return outcomes, {name: tensor.clone() for name, tensor in full_parameters(actor.actor_module)}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch builds CPU kernels with a C++ compiler")
+@pytest.mark.recipes  # compiles in two processes
 def test_a_later_process_finds_all_compiled_layers_in_the_cache(model_path: str, tmp_path: Path) -> None:
     (first, weights), (later, same) = (run_ranks(_cache_uses, 1, model_path, str(tmp_path))[0] for _ in range(2))
     assert (first, later) == ({"miss": 2, "hit": 0, "bypass": 0}, {"miss": 0, "hit": 2, "bypass": 0})
