@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.update_phase import parse_arguments
+from tests.signalled_script import SIGNALS, end_by_signal
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/two_gpu.sh"
 
@@ -39,7 +38,7 @@ def test_a_wrong_argument_is_named(tmp_path: Path, name: str, value: str, said: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("sent", "code"), SIGNALS)
 def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     """SIGINT as from ``kill``, to the script alone; a terminal sends it to the stage as well."""
     tools = tmp_path / "bin"
@@ -48,20 +47,8 @@ def test_a_signal_to_the_script_ends_its_stage(tmp_path: Path, sent: signal.Sign
     (tools / "python3").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tools), "TINY": "yes"}
     environment |= {"OUT": str(tmp_path / "out"), "TMPDIR": str(tmp_path), "STAGES": "update\ntests"}
-    script = subprocess.Popen(
-        ["bash", str(SCRIPT)], env=environment, stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # ignored in a session in the background or of nohup
-    )  # fmt: skip
-    try:
-        started = tmp_path / "started"
-        _wait_for(lambda: started.exists() and started.read_text().strip())
-        script.send_signal(sent)
-        assert script.wait(timeout=60) == code
-        stages = started.read_text().split()
-        assert len(stages) == 1  # the stage after it did not begin
-        _wait_for(lambda: not Path(f"/proc/{stages[0]}").exists())
-    finally:
-        script.kill()
+    stages = end_by_signal(SCRIPT, environment, tmp_path / "started", sent, code)
+    assert stages == 1  # the stage after it did not begin
 
 
 @pytest.mark.parametrize("tiny", ["", "yes"])
@@ -80,10 +67,3 @@ def test_the_update_is_measured_beside_plain_fsdp2(
     monkeypatch.setattr("sys.argv", ["update_phase", *arguments.splitlines()])
     arms = parse_arguments().arms
     assert "plain" in arms and any(arm.startswith("fit") for arm in arms)
-
-
-def _wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)

@@ -7,11 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.signalled_script import SIGNALS, end_by_signal
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "pkg://agent_system.environments.env_package.webshop/embedded_model"
@@ -108,28 +108,11 @@ def test_a_wrong_value_is_named_and_nothing_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("sent", "code"), SIGNALS)
 def test_the_runs_end_with_the_script(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     trainer = tmp_path / "python"
     trainer.write_text(f'#!/bin/sh\ncase "$*" in *main_ppo*) echo $$ >>{tmp_path}/started; exec sleep 300 ;; esac\n')
     trainer.chmod(0o755)
-    script = subprocess.Popen(
-        ["bash", str(ROOT / "examples/smollm2/compare.sh")], stdout=subprocess.DEVNULL,
-        env=_environment(tmp_path, PYTHON=str(trainer), ALGOS="gigpo", SEEDS="0"),
-        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # ignored in a session in the background or of nohup
-    )  # fmt: skip
-    try:
-        started = tmp_path / "started"
-        _wait_for(lambda: started.exists() and started.read_text().strip())
-        script.send_signal(sent)
-        assert script.wait(timeout=60) == code
-        _wait_for(lambda: not Path(f"/proc/{started.read_text().strip()}").exists())
-    finally:
-        script.kill()
-
-
-def _wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
+    environment = _environment(tmp_path, PYTHON=str(trainer), ALGOS="gigpo", SEEDS="0")
+    script = ROOT / "examples/smollm2/compare.sh"
+    assert end_by_signal(script, environment, tmp_path / "started", sent, code) == 1

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from verl.trainer.config.machine import visible_gpus
 from verl.trainer.config.schema.offline import GenerationConfig
 from verl.trainer.config.tool import output_problem, sigterm_stops, tool_main
 from verl.trainer.config.validate_files import check_external_lib, check_model_path
-from verl.trainer.config.validate_numbers import at_least
+from verl.trainer.config.validate_numbers import at_least, finite
 
 logger = logging.getLogger(__name__)
 
@@ -120,13 +119,13 @@ def check(config: GenerationConfig) -> None:
         )
     if not 0 < rollout.gpu_memory_utilization <= 1:
         problems.append(f"rollout.gpu_memory_utilization={rollout.gpu_memory_utilization:g} has to lie in (0, 1]")
-    for key, value in (
-        ("trainer.start_timeout", trainer.start_timeout),
-        ("trainer.step_timeout", trainer.step_timeout),
-        ("rollout.temperature", rollout.temperature),
-    ):
-        if math.isinf(value):
-            problems.append(f"{key}={value:g} has to be finite")
+    problems += finite(
+        [
+            ("trainer.start_timeout", trainer.start_timeout),
+            ("trainer.step_timeout", trainer.step_timeout),
+            ("rollout.temperature", rollout.temperature),
+        ]
+    )
     if data.n_samples > 1 and (not rollout.do_sample or rollout.temperature == 0):
         problems.append(f"data.n_samples={data.n_samples} greedy responses are all the same: use 1, or sample")
     if rollout.tensor_model_parallel_size >= 1 and config.world_size % rollout.ranks_per_engine:

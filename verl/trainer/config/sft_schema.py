@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from verl.trainer.config.errors import ConfigError
 from verl.trainer.config.names import TRACKERS, folder_name_problem
 from verl.trainer.config.schema.node import ConfigNode
 from verl.trainer.config.validate_files import check_model_path, local_folder
-from verl.trainer.config.validate_numbers import at_least
+from verl.trainer.config.validate_numbers import at_least, finite, lora_problems
 
 _Dtype = Literal["bf16", "bfloat16", "fp16", "float16", "fp32", "float32"]
 
@@ -131,7 +130,6 @@ def _check_values(config: SFTConfig) -> Iterator[str]:
     yield from at_least([("data.max_length", data.max_length)], lowest=2)
     yield from at_least(
         [
-            ("model.lora_rank", model.lora_rank),
             ("optim.lr", optim.lr),
             ("optim.weight_decay", optim.weight_decay),
             ("optim.clip_grad", optim.clip_grad),
@@ -139,13 +137,8 @@ def _check_values(config: SFTConfig) -> Iterator[str]:
         ],
         lowest=0,
     )
-    if model.lora_rank > 0 and not 0 < model.lora_alpha < math.inf:
-        yield f"model.lora_alpha={model.lora_alpha:g} has to be greater than 0 and finite: it scales what adapters add"
-    if model.lora_rank > 0 and not model.target_modules:
-        yield "model.target_modules is empty; use all-linear, or a list such as [q_proj,v_proj]"
-    for key, value in (("optim.lr", optim.lr), ("optim.weight_decay", optim.weight_decay)):
-        if value == math.inf:
-            yield f"{key}=inf has to be finite"
+    yield from lora_problems("model", model.lora_rank, model.lora_alpha, model.target_modules)
+    yield from finite([("optim.lr", optim.lr), ("optim.weight_decay", optim.weight_decay)])
     for key, share in (
         ("optim.warmup_steps_ratio", optim.warmup_steps_ratio),
         ("optim.min_lr_ratio", optim.min_lr_ratio),

@@ -20,6 +20,22 @@ def at_least(pairs: Iterable[tuple[str, float | None]], lowest: float = 1) -> It
             yield f"{key}={value:g} has to be at least {lowest:g}"
 
 
+def finite(pairs: Iterable[tuple[str, float]]) -> Iterator[str]:
+    """One message for each value that is infinite."""
+    for key, value in pairs:
+        if math.isinf(value):
+            yield f"{key}={value:g} has to be finite"
+
+
+def lora_problems(key: str, rank: int, alpha: float, target_modules: str | list[str]) -> Iterator[str]:
+    """Adapters of the model whose settings are below ``key``."""
+    yield from at_least([(f"{key}.lora_rank", rank)], lowest=0)
+    if rank > 0 and not 0 < alpha < math.inf:
+        yield f"{key}.lora_alpha={alpha:g} has to be greater than 0 and finite: it scales what the adapters add"
+    if rank > 0 and not target_modules:
+        yield f"{key}.target_modules is empty; use all-linear, or a list such as [q_proj,v_proj]"
+
+
 def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
     """Coefficients of algorithm and loss."""
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
@@ -64,26 +80,26 @@ def check_numbers(config: PPOTrainerConfig) -> Iterator[str]:
 def check_finite(config: PPOTrainerConfig) -> Iterator[str]:
     """Weights that would make every loss infinite, and limits that have to come to an end."""
     algorithm, actor, trainer, env = config.algorithm, config.actor_rollout_ref.actor, config.trainer, config.env
-    for key, value in (
-        ("algorithm.gigpo.step_advantage_w", algorithm.gigpo.step_advantage_w),
-        ("algorithm.hgpo.episode_advantage_w", algorithm.hgpo.episode_advantage_w),
-        ("algorithm.hgpo.alpha", algorithm.hgpo.alpha),
-        ("algorithm.kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef),
-        ("algorithm.kl_ctrl.target_kl", algorithm.kl_ctrl.target_kl),
-        ("algorithm.pf_ppo.weight_pow", algorithm.pf_ppo.weight_pow),
-        ("reward_model.overlong_buffer.penalty_factor", config.reward_model.overlong_buffer.penalty_factor),
-        (f"{_ACTOR}.entropy_coeff", actor.entropy_coeff),
-        (f"{_ACTOR}.kl_loss_coef", actor.kl_loss_coef),
-        (f"{_ACTOR}.invalid_action_penalty_coef", actor.invalid_action_penalty_coef),
-        (f"{_ACTOR}.policy_loss.ppo_kl_coef", actor.policy_loss.ppo_kl_coef),
-        ("trainer.start_timeout", trainer.start_timeout),
-        ("trainer.step_timeout", trainer.step_timeout),
-        ("env.step_timeout", env.step_timeout),
-        ("env.reset_timeout", env.reset_timeout),
-        ("env.webshop.build_timeout", env.webshop.build_timeout),
-    ):
-        if math.isinf(value):
-            yield f"{key}={value:g} has to be finite"
+    yield from finite(
+        [
+            ("algorithm.gigpo.step_advantage_w", algorithm.gigpo.step_advantage_w),
+            ("algorithm.hgpo.episode_advantage_w", algorithm.hgpo.episode_advantage_w),
+            ("algorithm.hgpo.alpha", algorithm.hgpo.alpha),
+            ("algorithm.kl_ctrl.kl_coef", algorithm.kl_ctrl.kl_coef),
+            ("algorithm.kl_ctrl.target_kl", algorithm.kl_ctrl.target_kl),
+            ("algorithm.pf_ppo.weight_pow", algorithm.pf_ppo.weight_pow),
+            ("reward_model.overlong_buffer.penalty_factor", config.reward_model.overlong_buffer.penalty_factor),
+            (f"{_ACTOR}.entropy_coeff", actor.entropy_coeff),
+            (f"{_ACTOR}.kl_loss_coef", actor.kl_loss_coef),
+            (f"{_ACTOR}.invalid_action_penalty_coef", actor.invalid_action_penalty_coef),
+            (f"{_ACTOR}.policy_loss.ppo_kl_coef", actor.policy_loss.ppo_kl_coef),
+            ("trainer.start_timeout", trainer.start_timeout),
+            ("trainer.step_timeout", trainer.step_timeout),
+            ("env.step_timeout", env.step_timeout),
+            ("env.reset_timeout", env.reset_timeout),
+            ("env.webshop.build_timeout", env.webshop.build_timeout),
+        ]
+    )
 
 
 def check_covariance_losses(config: PPOTrainerConfig) -> Iterator[str]:
@@ -106,14 +122,7 @@ def check_lora(config: PPOTrainerConfig) -> Iterator[str]:
     nodes = [("actor_rollout_ref.model", config.actor_rollout_ref.model)]
     nodes += [("critic.model", config.critic.model)] if config.uses_critic else []
     for key, model in nodes:
-        yield from at_least([(f"{key}.lora_rank", model.lora_rank)], lowest=0)
-        if model.lora_rank > 0 and not 0 < model.lora_alpha < math.inf:
-            yield (
-                f"{key}.lora_alpha={model.lora_alpha:g} has to be greater than 0 and finite: it scales what the "
-                "adapters add"
-            )
-        if model.lora_rank > 0 and not model.target_modules:
-            yield f"{key}.target_modules is empty; use all-linear, or a list such as [q_proj,v_proj]"
+        yield from lora_problems(key, model.lora_rank, model.lora_alpha, model.target_modules)
 
 
 def check_sampling(config: PPOTrainerConfig) -> Iterator[str]:
